@@ -1,0 +1,44 @@
+# Two commands do everything on a machine with Python >= 3.11 (and its venv), git and make:
+#   make demo    set up, then run the demonstration (figures in runs/demo/)
+#   make test    set up, then lint, types, tests
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+JOBS   ?= 2
+
+.PHONY: demo test lint format figures clean
+
+demo: $(VENV)/.installed
+	$(BIN)/infsa demo
+
+test: $(VENV)/.installed-dev lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+figures: $(VENV)/.installed
+	$(BIN)/python docs/figures.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing infsa into $(VENV) (PyTorch is large: a few minutes on a first run)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable ".[test,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
