@@ -1,0 +1,43 @@
+"""Token masks: one rule for the defaults, one trick that makes them free."""
+
+import torch
+from torch import Tensor
+
+from .validate import check_token_mask
+
+
+def resolve_token_masks(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check both masks; without its own mask, a query of self-attention shares its key's."""
+    check_token_mask(key_mask, "key_mask", k.shape[0], k.shape[2])
+    check_token_mask(query_mask, "query_mask", q.shape[0], q.shape[2])
+    if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
+        query_mask = key_mask
+    return key_mask, query_mask
+
+
+def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the rows of masked tokens in x (B, H, N, d).
+
+    Since φ(0) = 0, a zeroed query is a zero row of R, a zeroed key a zero column, and its energy is zero.
+    Whatever stood there before, NaN included, is gone; so is its gradient.
+    """
+    return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0)
+
+
+def allowed_entries(attn_mask: Tensor) -> Tensor:
+    """Where an attention mask lets an edge exist: True, or an additive entry above the type's lowest value.
+
+    The lowest finite value counts as −inf, because libraries write masks with it.
+    """
+    if attn_mask.dtype == torch.bool:
+        return attn_mask
+    return attn_mask > torch.finfo(attn_mask.dtype).min
+
+
+def future_entries(rows: range, columns: range, device: torch.device) -> Tensor:
+    """True where the column lies after the row, for a tile of the N×N matrix: (rows, columns)."""
+    row = torch.arange(rows.start, rows.stop, device=device)
+    column = torch.arange(columns.start, columns.stop, device=device)
+    return column > row[:, None]
