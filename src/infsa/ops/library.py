@@ -45,7 +45,8 @@ def _matrix(
 def _prefix(q: Tensor, attn_mask: Tensor | None, causal: str) -> Tensor:
     """Whether rows are divided by the norm of their leading block: a 0-d tensor, never read back."""
     if causal == "auto" and attn_mask is not None:
-        return ~allowed_entries(attn_mask).triu(1).any()
+        allowed = allowed_entries(attn_mask).expand(-1, -1, -1, q.shape[2])  # auto means Nq = Nk
+        return ~allowed.triu(1).any()
     return torch.full((), causal == "yes", dtype=torch.bool, device=q.device)
 
 

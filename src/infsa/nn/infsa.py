@@ -1,0 +1,259 @@
+"""The two attention layers of the paper, (B, N, D) -> (B, N, D)."""
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
+from ..ops.linear import Pooled
+from ..ops.validate import check_activation, check_count
+from .decay import Decay
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H·d) -> (B, H, N, d), a view."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, N, d) -> (B, N, H·d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
+    """Apply a value projection after pooling: (Σ a x) Wᵀ + (Σ a) b, head by head.
+
+    Exact, and it touches one row per head instead of N: (B, H, m, D_in) -> (B, H, m, d).
+    """
+    per_head = weight.unflatten(0, (num_heads, -1))  # (H, d, D_in)
+    values = pooled.mean.to(weight.dtype) @ per_head.mT
+    if bias is not None:
+        values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
+    return values
+
+
+def _check_heads(dim: int, num_heads: int) -> None:
+    check_count(dim, "dim")
+    check_count(num_heads, "num_heads")
+    if dim % num_heads:
+        raise ValueError(f"num_heads must divide dim={dim}, got {num_heads}")
+
+
+class PureInfSA(nn.Module):
+    """Multi-head Pure InfSA: ReLU scores over their Frobenius norm, times γ.
+
+    Args:
+        dim: width D of the tokens.
+        num_heads: H; must divide ``dim``.
+        gamma: decay, in (0, 1); the starting value if learned.
+        learn_gamma: learn one γ per head.
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
+        hops: path lengths summed inside the layer; see :func:`infsa.pure_attention`.
+        bias: whether the projections have biases.
+        dropout: on the attention weights, in training.
+        eps: ε.
+        impl: see :func:`infsa.pure_attention`.
+
+    Example:
+        >>> layer = infsa.nn.PureInfSA(1024, num_heads=16)
+        >>> layer(torch.randn(2, 196, 1024)).shape
+        torch.Size([2, 196, 1024])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 16,
+        *,
+        gamma: float = 0.7,
+        learn_gamma: bool = False,
+        activation: str = "relu",
+        hops: float = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        eps: float = 1e-6,
+        impl: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_heads(dim, num_heads)
+        check_activation(activation)
+        if dropout > 0 and hops != 1:
+            raise ValueError(f"dropout={dropout!r} needs hops=1, got hops={hops!r}")
+        self.num_heads = num_heads
+        self.activation, self.hops, self.dropout, self.eps, self.impl = activation, hops, dropout, eps, impl
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias, device=device, dtype=dtype)
+        self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Attend: x (B, N, D) -> (B, N, D).
+
+        ``key_mask`` (B, N) is True for real tokens. An ``attn_mask`` that forbids every later token is
+        recognised as causal, with the prefix norm, even if ``is_causal`` is not set.
+        """
+        q, k, v = self._project(x)
+        z = pure_attention(
+            q,
+            k,
+            v,
+            gamma=self.decay(),
+            activation=self.activation,
+            attn_mask=attn_mask,
+            key_mask=key_mask,
+            is_causal=is_causal or "auto",
+            hops=self.hops,
+            eps=self.eps,
+            dropout_p=self.dropout if self.training else 0.0,
+            impl=self.impl,
+        )
+        return self.proj(merge_heads(z))
+
+    def weights(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Â for inspection: (B, H, N, N), dense."""
+        q, k, _ = self._project(x)
+        return pure_weights(
+            q,
+            k,
+            activation=self.activation,
+            attn_mask=attn_mask,
+            key_mask=key_mask,
+            is_causal=is_causal or "auto",
+            eps=self.eps,
+        )
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v as views of one projection: (B, H, N, d) each."""
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+
+
+class LinearInfSA(nn.Module):
+    """Multi-head Linear-InfSA: tokens pooled by centrality, the result given to every token.
+
+    Tokens are pooled before they are projected, so neither the value nor the output projection runs over N
+    tokens. Over tokens the output has rank 1 (at most ``queries``), whatever the number of heads.
+
+    Args:
+        dim: width D of the tokens.
+        num_heads: H; must divide ``dim``.
+        tied: share the query and key projection, as in the paper. Untied heads can die: if every score of a
+            head is negative, its output is zero.
+        gamma: decay, in (0, 1); the starting value if learned.
+        learn_gamma: learn one γ per head.
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
+        iterations: scoring rounds; see :func:`infsa.linear_attention`.
+        queries: central queries per head; see :func:`infsa.linear_attention`.
+        chunk_size: tokens per chunk when called with ``is_causal=True``.
+        bias: whether the projections have biases.
+        eps: ε.
+        impl: see :func:`infsa.linear_attention`.
+
+    Example:
+        >>> layer = infsa.nn.LinearInfSA(1024, num_heads=64)
+        >>> layer(torch.randn(1, 65536, 1024)).shape
+        torch.Size([1, 65536, 1024])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 64,
+        *,
+        tied: bool = True,
+        gamma: float = 0.7,
+        learn_gamma: bool = False,
+        activation: str = "relu",
+        iterations: int = 1,
+        queries: int = 1,
+        chunk_size: int | None = None,
+        bias: bool = True,
+        eps: float = 1e-6,
+        impl: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_heads(dim, num_heads)
+        check_activation(activation)
+        check_count(iterations, "iterations")
+        check_count(queries, "queries")
+        self.num_heads = num_heads
+        self.activation, self.iterations, self.queries = activation, iterations, queries
+        self.chunk_size, self.eps, self.impl = chunk_size, eps, impl
+        self.q = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.k = None if tied else nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.v = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend: x (B, N, D) -> (B, N, D).
+
+        ``key_mask`` (B, N) is True for real tokens. With one central query the result is an expanded view
+        of one row per image: add it, or copy it before writing to it in place.
+        """
+        rows, groups = self._rows(x, key_mask, is_causal)
+        if groups is None:
+            return rows.expand(-1, x.shape[1], -1)
+        return spread(rows.unsqueeze(1), groups).squeeze(1)
+
+    def context(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """What every token receives, (B, 1, D), for callers that add it by broadcasting."""
+        if self.queries > 1:
+            raise ValueError(f"context needs queries=1, this layer has queries={self.queries}")
+        return self._rows(x, key_mask, False)[0]
+
+    def weights(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The centrality vectors a: (B, H, N), or (B, H, m, N) with ``queries=m``."""
+        q, k = self._project(x)
+        return linear_weights(
+            q,
+            k,
+            activation=self.activation,
+            key_mask=key_mask,
+            iterations=self.iterations,
+            queries=self.queries,
+            eps=self.eps,
+        )
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = split_heads(self.q(x), self.num_heads)
+        return q, q if self.k is None else split_heads(self.k(x), self.num_heads)
+
+    def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+        """The output of each group of tokens (B, m, D), and the group of each token."""
+        if is_causal and self.chunk_size is None:
+            raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
+        q, k = self._project(x)
+        pooled = central_pool(
+            q,
+            k,
+            x.unsqueeze(1),
+            activation=self.activation,
+            key_mask=key_mask,
+            iterations=self.iterations,
+            queries=self.queries,
+            causal="chunk" if is_causal else None,
+            chunk_size=self.chunk_size if is_causal else None,
+            eps=self.eps,
+            impl=self.impl,
+        )
+        values = project_pooled(pooled, self.v.weight, self.v.bias, self.num_heads)
+        return self.proj(merge_heads(scale_heads(values, self.decay()))), pooled.groups
+
+
+def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:
+    """γ x for x (B, H, m, d) and γ a float or (H,), in the type of x."""
+    return x * (gamma.to(x.dtype).view(-1, 1, 1) if isinstance(gamma, Tensor) else gamma)

@@ -1,0 +1,282 @@
+"""A drop-in for ``torch.nn.MultiheadAttention``: same arguments, parameter names and forward."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
+from ..ops.masking import allowed_entries
+from ..ops.validate import check_activation, shape_of
+from .decay import Decay
+from .infsa import merge_heads, project_pooled, scale_heads, split_heads
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """Pure or Linear InfSA behind the interface of ``torch.nn.MultiheadAttention``.
+
+    Weights load from and into torch's module. It works inside ``TransformerEncoderLayer`` and
+    ``TransformerEncoder`` in every mode: torch's fused encoder path, which would run softmax, is kept off,
+    and nested tensors are handled.
+
+    Differences to torch, each on purpose: masked or padded queries give a zero attention output (torch gives
+    NaN or an arbitrary mean); an ``attn_mask`` that forbids the future is recognised as causal;
+    ``is_causal=True`` needs no mask beside it; ``need_weights`` returns Â or a without γ and without dropout.
+
+    Args:
+        embed_dim: width of queries and output.
+        num_heads: H; must divide ``embed_dim``.
+        variant: ``"pure"`` or ``"linear"`` (queries and keys keep their own projections: untied heads).
+        gamma: decay, in (0, 1); the starting value if learned.
+        learn_gamma: learn one γ per head (one more parameter, ``decay.logit``).
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
+        chunk_size: ``variant="linear"`` only: tokens per chunk when called with ``is_causal=True``.
+        eps: ε.
+        impl: see :func:`infsa.pure_attention`.
+        **torch_arguments: ``dropout``, ``bias``, ``kdim``, ``vdim``, ``batch_first``, ``device``, ``dtype``
+            as in torch. ``add_bias_kv`` and ``add_zero_attn`` are refused, and so is dropout with
+            ``variant="linear"``.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(256, 8, batch_first=True)
+        >>> layer.self_attn = infsa.nn.MultiheadAttention(256, 8, "pure", batch_first=True)
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        variant: Literal["pure", "linear"] = "pure",
+        *,
+        gamma: float = 0.7,
+        learn_gamma: bool = False,
+        activation: str = "relu",
+        chunk_size: int | None = None,
+        eps: float = 1e-6,
+        impl: str = "auto",
+        **torch_arguments: Any,
+    ) -> None:
+        if variant not in ("pure", "linear"):
+            raise ValueError(f"variant must be 'pure' or 'linear' (dropout is a keyword), got {variant!r}")
+        for name in ("add_bias_kv", "add_zero_attn"):
+            if torch_arguments.get(name):
+                raise ValueError(f"{name}=True is not supported: it stands for softmax's need of a sink")
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads must divide embed_dim={embed_dim}, got {num_heads}")
+        if variant == "linear" and torch_arguments.get("dropout"):
+            raise ValueError(f"variant='linear' has no dropout, got dropout={torch_arguments['dropout']!r}")
+        if variant == "pure" and chunk_size is not None:
+            raise ValueError(f"chunk_size needs variant='linear', got chunk_size={chunk_size!r}")
+        check_activation(activation)
+        super().__init__(embed_dim, num_heads, **torch_arguments)
+        # torch's encoder asks this flag whether it may bypass forward() with its fused softmax kernel
+        self._qkv_same_embed_dim = False
+        self.variant, self.activation, self.chunk_size = variant, activation, chunk_size
+        self.eps, self.impl = eps, impl
+        factory = {name: torch_arguments.get(name) for name in ("device", "dtype")}
+        self.decay = Decay(num_heads, gamma, learn_gamma, **factory)
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend as ``torch.nn.MultiheadAttention`` does; masks follow torch: True or −inf hides.
+
+        In self-attention (``query is key``) padded keys are padded queries too. In cross-attention every
+        query is real unless ``query_padding_mask`` (B, L), True for padding, says otherwise.
+        """
+        if query.is_nested:
+            if query is not key or key is not value or key_padding_mask is not None or attn_mask is not None:
+                raise ValueError("nested tensors are supported for self-attention without masks only")
+            return self._forward_nested(query, need_weights, average_attn_weights, is_causal)
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            raise ValueError(
+                "query, key and value must all be (L, E) or all batched 3-D, "
+                f"got {shape_of(query)}, {shape_of(key)}, {shape_of(value)}"
+            )
+        self_attention = query is key
+        query, key, value = (self._batch_first(x, batched) for x in (query, key, value))  # (B, N, E)
+        self._check_shapes(query, key, value)
+        key_mask, key_bias = _padding(key_padding_mask, "key_padding_mask", key)
+        query_mask, _ = _padding(query_padding_mask, "query_padding_mask", query)
+        if query_mask is None:
+            query_mask = key_mask if self_attention else query.new_ones(query.shape[:2], dtype=torch.bool)
+        allowed = self._attention_mask(attn_mask, query, key)
+
+        attend = self._pure if self.variant == "pure" else self._linear
+        masks = {"key_mask": key_mask, "query_mask": query_mask}
+        output, weights = attend(query, key, value, masks, key_bias, allowed, is_causal, need_weights)
+        if not batched:
+            output, weights = output.squeeze(0), None if weights is None else weights.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1 if batched else 0)
+        return output, weights
+
+    def _pure(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        masks: dict[str, Any],
+        key_bias: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k = self._project(query, 0), self._project(key, 1)
+        v = self._project(value, 2)
+        options: dict[str, Any] = {
+            "activation": self.activation,
+            "attn_mask": _add_bias(attn_mask, key_bias),
+            "is_causal": is_causal or ("auto" if attn_mask is not None else False),
+            "eps": self.eps,
+            **masks,
+        }
+        dropout_p = self.dropout if self.training else 0.0
+        z = pure_attention(q, k, v, gamma=self.decay(), dropout_p=dropout_p, impl=self.impl, **options)
+        weights = pure_weights(q, k, **options) if need_weights else None
+        return self.out_proj(merge_heads(z)), weights
+
+    def _linear(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        masks: dict[str, Any],
+        key_bias: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        if is_causal and self.chunk_size is None:
+            raise ValueError("variant='linear' is causal by chunks only: build it with chunk_size, got None")
+        if attn_mask is not None and not is_causal:
+            raise ValueError(f"variant='linear' cannot apply an attn_mask, got shape {shape_of(attn_mask)}")
+        if is_causal and need_weights:
+            raise ValueError("variant='linear' has no weights when causal: pass need_weights=False")
+        if key_bias is not None:
+            torch._assert_async(
+                (key_bias == 0).all(), "variant='linear' takes only 0 and -inf in a float key_padding_mask"
+            )
+        q, k = self._project(query, 0), self._project(key, 1)
+        pooled = central_pool(
+            q,
+            k,
+            value.unsqueeze(1),
+            activation=self.activation,
+            causal="chunk" if is_causal else None,
+            chunk_size=self.chunk_size if is_causal else None,
+            eps=self.eps,
+            impl=self.impl,
+            **masks,
+        )
+        projected = project_pooled(pooled, *self._projection(2), self.num_heads)
+        rows = self.out_proj(merge_heads(scale_heads(projected, self.decay())))  # (B, m, E)
+        if pooled.groups is not None:
+            rows = spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
+        output = rows.expand(-1, query.shape[1], -1)
+        if not need_weights:
+            return output, None
+        weights = linear_weights(q, k, activation=self.activation, eps=self.eps, **masks)
+        return output, weights.unsqueeze(2).expand(-1, -1, query.shape[1], -1)
+
+    def _forward_nested(
+        self, x: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Self-attention over a nested (B, ragged, E) tensor, through a padded one."""
+        if not self.batch_first:
+            raise ValueError("nested tensors need batch_first=True")
+        padded = x.to_padded_tensor(0.0)
+        lengths = torch.tensor([len(part) for part in x.unbind()], device=padded.device)
+        real = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+        output, weights = self.forward(
+            padded, padded, padded, ~real, need_weights, None, average_attn_weights, is_causal
+        )
+        return torch._nested_tensor_from_mask(output.contiguous(), real), weights
+
+    def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        if not batched:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        widths = (query.shape[2], key.shape[2], value.shape[2])
+        expected = (self.embed_dim, self.kdim, self.vdim)
+        if widths != expected:
+            raise ValueError(f"query, key and value must have widths {expected}, got {widths}")
+        if key.shape[:2] != value.shape[:2] or query.shape[0] != key.shape[0]:
+            raise ValueError(
+                "query, key and value must share the batch, key and value the length, "
+                f"got (B, N) = {shape_of(query)[:2]}, {shape_of(key)[:2]}, {shape_of(value)[:2]}"
+            )
+
+    def _projection(self, part: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the query (0), key (1) or value (2) projection."""
+        if self.in_proj_weight is not None:
+            weight = self.in_proj_weight.chunk(3)[part]
+        else:
+            weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[part]
+        return weight, None if self.in_proj_bias is None else self.in_proj_bias.chunk(3)[part]
+
+    def _project(self, x: Tensor, part: int) -> Tensor:
+        return split_heads(linear(x, *self._projection(part)), self.num_heads)
+
+    def _attention_mask(self, attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+        """torch's mask (L, S) or (B·H, L, S) in our convention: True = allowed, float = added."""
+        if attn_mask is None:
+            return None
+        batch, length, source = query.shape[0], query.shape[1], key.shape[1]
+        full = (batch * self.num_heads, length, source)
+        if shape_of(attn_mask) not in ((length, source), full):
+            raise ValueError(f"attn_mask must be {(length, source)} or {full}, got {shape_of(attn_mask)}")
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise TypeError(f"attn_mask must be boolean or floating, got {attn_mask.dtype}")
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
+        return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
+
+
+def _padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """torch's padding mask (B, N) or (N,) as (True = real, additive part of a float mask)."""
+    if mask is None:
+        return None, None
+    if mask.dim() == 1:
+        mask = mask.unsqueeze(0)
+    if shape_of(mask) != shape_of(tokens)[:2]:
+        raise ValueError(f"{name} must have shape {shape_of(tokens)[:2]}, got {shape_of(mask)}")
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if not mask.is_floating_point():
+        raise TypeError(f"{name} must be boolean or floating, got {mask.dtype}")
+    real = allowed_entries(mask)
+    return real, mask.masked_fill(~real, 0)
+
+
+def _add_bias(attn_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
+    """Join an attention mask with a bias per key (B, S)."""
+    if key_bias is None:
+        return attn_mask
+    bias = key_bias[:, None, None, :]
+    if attn_mask is None:
+        return bias
+    if attn_mask.dtype == torch.bool:
+        return torch.where(attn_mask, bias, -torch.inf)
+    return attn_mask + bias
