@@ -1,0 +1,52 @@
+"""The command-line application and its rule for errors: one line, exit code 1 (failed) or 2 (wrong usage)."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from . import demo, info
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, wherever typer takes it from
+
+app = typer.Typer(
+    name="infsa",
+    help="Infinite Self-Attention: attention as diffusion on a token graph.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Infinite Self-Attention: attention as diffusion on a token graph."""
+
+
+app.command("demo")(demo.demo)
+app.command("info")(info.info)
+
+
+def main() -> None:
+    """Run the command line; a failure prints one line, or its traceback with ``infsa --debug``."""
+    try:
+        code = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", 1)
+    except UsageError as error:
+        fail(getattr(error, "format_message", error.__str__)(), 2)
+    except Exception as error:
+        if "--debug" in sys.argv[1:]:
+            raise
+        expected = isinstance(error, ValueError | OSError | RuntimeError)
+        fail(str(error) if expected else f"{type(error).__name__}: {error} (infsa --debug shows where)", 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, code: int) -> None:
+    """Print the message as one line and leave."""
+    if message:
+        typer.echo(f"infsa: {' '.join(message.split())}", err=True)
+    sys.exit(code)

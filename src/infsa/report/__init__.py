@@ -1,0 +1,1 @@
+"""Figures and reports drawn from the library's own results."""

@@ -1,0 +1,201 @@
+"""What ``infsa demo`` shows: a token graph from a real image and real projections, measured."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib import cbook
+from PIL import Image
+from torch import Tensor, nn
+
+from ..graph import AttentionGraph
+from ..nn import LinearInfSA, PureInfSA
+from ..nn.infsa import split_heads
+from ..ops import energies, linear_weights, pure_attention
+from ..ops.validate import check_gamma
+from ..version import __version__
+from .statistics import cosine, spearman
+
+GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Everything the demonstration measured."""
+
+    image: np.ndarray  # (H, W, 3), uint8
+    centralities: Mapping[str, Tensor]  # name -> (N,)
+    identities: Mapping[str, float]  # claim -> largest relative difference
+    truncation: list[float]  # relative distance of the K-hop sum from the closed form, K = 1, 2, ...
+    alignment: Mapping[str, Mapping[str, list[tuple[float, float]]]]  # tokens -> candidate -> per head
+    perron: Tensor  # (N,), head 0
+    linear: Tensor  # (N,), head 0
+    spectrum: Mapping[str, float]
+    config: Mapping[str, Any]
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, as plain data."""
+        katz = self.centralities["katz_in"]
+        return {
+            "config": dict(self.config),
+            "identities": dict(self.identities),
+            "truncation": self.truncation,
+            "spectrum": dict(self.spectrum),
+            "ranking": {
+                name: {"top_tokens": top_tokens(score), "spearman_with_katz_in": spearman(score, katz)}
+                for name, score in self.centralities.items()
+            },
+            "alignment": {
+                tokens: {name: asdict(Agreement.of(pairs)) for name, pairs in candidates.items()}
+                for tokens, candidates in self.alignment.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Mean and lowest agreement with the Perron vector over the heads."""
+
+    cosine_mean: float
+    cosine_min: float
+    spearman_mean: float
+    spearman_min: float
+
+    @classmethod
+    def of(cls, pairs: list[tuple[float, float]]) -> "Agreement":
+        """Summarise (cosine, Spearman) pairs."""
+        cosines, spearmans = zip(*pairs, strict=True)
+        return cls(sum(cosines) / len(pairs), min(cosines), sum(spearmans) / len(pairs), min(spearmans))
+
+
+def top_tokens(scores: Tensor, count: int = 5) -> list[int]:
+    """The highest-ranked tokens, best first."""
+    return scores.topk(count).indices.tolist()
+
+
+def load_image() -> np.ndarray:
+    """A photograph that every installation has (matplotlib's sample), cropped square: (H, W, 3)."""
+    image = Image.open(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))).convert("RGB")
+    side = GRID * PATCH
+    width, height = image.size
+    left = (width - min(width, height)) // 2
+    square = image.crop((left, 0, left + min(width, height), min(width, height)))
+    return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def patch_tokens(image: np.ndarray, embedding: nn.Linear) -> Tensor:
+    """Patches through an embedding and LayerNorm, as the first block of a ViT sees them: (N, WIDTH)."""
+    pixels = (torch.from_numpy(image.copy()).to(embedding.weight.dtype) / 255 - 0.5) / 0.25
+    patches = pixels.unfold(0, PATCH, PATCH).unfold(1, PATCH, PATCH).flatten(2).flatten(0, 1)
+    return nn.functional.layer_norm(embedding(patches), (WIDTH,))
+
+
+def token_graphs(q: Tensor, k: Tensor, gamma: float) -> list[AttentionGraph]:
+    """The graph of each head, for q and k (1, H, N, d)."""
+    return [AttentionGraph.from_qk(*heads, gamma) for heads in zip(q[0], k[0], strict=True)]
+
+
+def align(q: Tensor) -> dict[str, list[tuple[float, float]]]:
+    """Cosine and Spearman of each candidate with the Perron vector, head by head, for tied q (1, H, N, d)."""
+    candidates = {
+        "Linear-InfSA a": linear_weights(q, q)[0],
+        "a after 3 iterations": linear_weights(q, q, iterations=3)[0],
+        "energy ‖q‖": energies(q)[0],
+        "uniform": torch.ones(q.shape[1:3], dtype=q.dtype),
+    }
+    perron = [graph.eigenvector("right") for graph in token_graphs(q, q, gamma=0.5)]
+    return {
+        name: [(cosine(a, v), spearman(a, v)) for a, v in zip(scores, perron, strict=True)]
+        for name, scores in candidates.items()
+    }
+
+
+def run_demo(gamma: float = 0.7, seed: int = 0) -> Demo:
+    """Build the token graphs of untrained layers over a photograph, check the identities, rank the tokens."""
+    check_gamma(gamma)
+    image = load_image()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        embedding = nn.Linear(3 * PATCH * PATCH, WIDTH).double()
+        pure = PureInfSA(WIDTH, HEADS, gamma=gamma).double()
+        linear = LinearInfSA(WIDTH, HEADS, gamma=gamma).double()
+        x = patch_tokens(image, embedding)[None]
+        q, k, v = (split_heads(part, HEADS) for part in pure.qkv(x).chunk(3, -1))  # (1, H, N, d)
+        tied = split_heads(linear.q(x), HEADS)
+        centred = split_heads(linear.q(x - x.mean(1, keepdim=True)), HEADS)
+    graphs = token_graphs(q, k, gamma)
+    closed = torch.stack([graph.neumann() @ values for graph, values in zip(graphs, v[0], strict=True)])[None]
+    return Demo(
+        image=image,
+        centralities=graphs[0].centralities(),
+        identities=_identities(q, k, v, graphs, closed, gamma),
+        truncation=[
+            _distance(pure_attention(q, k, v, gamma=gamma, hops=hops), closed) for hops in range(1, 25)
+        ],
+        alignment={
+            "tokens as a ViT sees them": align(tied),
+            "centred tokens": align(centred),
+        },
+        perron=token_graphs(tied, tied, gamma)[0].eigenvector("right"),
+        linear=linear_weights(tied, tied)[0, 0],
+        spectrum={
+            "spectral_radius": graphs[0].spectral_radius(),
+            "spectral_ratio": graphs[0].spectral_ratio(),
+            "largest_row_sum": float(graphs[0].degree("out").max()),
+        },
+        config={
+            "gamma": gamma,
+            "seed": seed,
+            "tokens": GRID * GRID,
+            "heads": HEADS,
+            "head_width": WIDTH // HEADS,
+            "image": "grace_hopper.jpg (matplotlib sample data)",
+            "versions": {
+                "infsa": __version__,
+                "torch": torch.__version__,
+                "matplotlib": matplotlib.__version__,
+            },
+        },
+    )
+
+
+def _distance(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def _identities(
+    q: Tensor, k: Tensor, v: Tensor, graphs: list[AttentionGraph], closed: Tensor, gamma: float
+) -> dict[str, float]:
+    """Relative differences between ways of computing the same thing."""
+    solved = {
+        impl: pure_attention(q, k, v, gamma=gamma, hops=math.inf, impl=impl)
+        for impl in ("reference", "chunked")
+    }
+    visits = torch.stack(
+        [graph.fundamental_matrix() @ head for graph, head in zip(graphs, v[0], strict=True)]
+    )[None]
+    first = graphs[0]
+    chain = first.canonical_form(rescale=True)
+    return {
+        "Pure (hops=∞, dense)  =  Neumann closed form": _distance(solved["reference"], closed),
+        "Pure (hops=∞, memory-linear)  =  Neumann closed form": _distance(solved["chunked"], closed),
+        "Markov chain's expected visits − start  =  Neumann closed form": _distance(visits - v, closed),
+        "absorption times  =  outgoing Katz centrality": _distance(
+            first.absorption_times(), first.katz_out()
+        ),
+        "rows of the absorbing chain sum to 1": float((chain.sum(1) - 1).abs().max()),
+    }
+
+
+def write_summary(demo: Demo, folder: Path) -> Path:
+    """Write the numbers as JSON and return the file's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "demo.json"
+    path.write_text(json.dumps(demo.summary(), indent=2, ensure_ascii=False) + "\n")
+    return path

@@ -1,0 +1,118 @@
+"""The command line: what it prints, what it writes, how it fails."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import infsa
+from infsa.cli.app import main
+
+COMMANDS = ["demo", "info"]
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Run the command in this process; return its exit code, standard output and standard error."""
+    monkeypatch.setattr(sys, "argv", ["infsa", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_installed_command_runs():
+    done = subprocess.run(
+        [sys.executable, "-c", "from infsa.cli import main; main()", "-h"], capture_output=True
+    )
+    assert done.returncode == 0
+
+
+def test_info_json(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "info", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["infsa"] == infsa.__version__
+    assert facts["implementations"] == ["reference", "chunked"]
+    assert facts["devices"][0].startswith("cpu")
+
+
+def test_info_table(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "info")
+    assert code == 0
+    assert infsa.__version__ in out
+
+
+def test_demo_measures_and_draws(monkeypatch, capsys, tmp_path):
+    code, out, _ = run(monkeypatch, capsys, "demo", "--json", "--out", str(tmp_path))
+    result = json.loads(out)
+    assert code == 0
+    assert all(difference < 1e-12 for difference in result["identities"].values())
+    assert result["truncation"] == sorted(result["truncation"], reverse=True)
+    for candidates in result["alignment"].values():
+        assert {"Linear-InfSA a", "energy ‖q‖", "uniform"} <= set(candidates)
+    assert json.loads((tmp_path / "demo.json").read_text())["identities"] == result["identities"]
+    figures = [file for file in result["files"] if file.endswith(".png")]
+    assert len(figures) == 4
+    for figure in figures:
+        with Image.open(figure) as image:
+            assert min(image.size) > 300
+
+
+def test_demo_tables(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "140")
+    code, out, _ = run(monkeypatch, capsys, "demo", "--out", str(tmp_path), "--gamma", "0.5", "--seed", "3")
+    assert code == 0
+    for text in ("Neumann closed form", "pagerank", "uniform", "demo.json", "gamma = 0.5"):
+        assert text in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command, monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, command, "--help")
+    assert code == 0
+    assert f"Example: infsa {command}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--gamma", "1.5"], "got 1.5"),
+        (["demo", "--gamma", "0"], "got 0.0"),
+        (["demo", "--colour"], "--colour"),
+        (["dream"], "'dream'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("infsa: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_failure_is_one_line_and_exit_code_1(monkeypatch, capsys, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    code, _, err = run(monkeypatch, capsys, "demo", "--out", str(blocked / "folder"))
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(sys, "argv", ["infsa", "--debug", "demo", "--out", str(blocked / "folder")])
+    with pytest.raises(NotADirectoryError):
+        main()
+
+
+def test_truncation_is_below_its_bound():
+    """‖K hops − closed form‖ / ‖closed form‖ <= γ^K, since ‖Â‖ <= 1."""
+    from infsa.report.demo import run_demo
+
+    result = run_demo(gamma=0.9, seed=1)
+    assert all(distance <= math.pow(0.9, hops) for hops, distance in enumerate(result.truncation, start=1))
