@@ -23,9 +23,7 @@ def run(monkeypatch, capsys, *arguments):
 
 
 def test_installed_command_runs():
-    done = subprocess.run(
-        [sys.executable, "-c", "from infsa.cli import main; main()", "-h"], capture_output=True
-    )
+    done = subprocess.run([sys.executable, "-c", "from infsa.cli import main; main()", "-h"], capture_output=True)
     assert done.returncode == 0
 
 

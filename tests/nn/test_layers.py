@@ -84,9 +84,7 @@ def test_linear_output_has_rank_one_over_tokens_and_context_is_its_row():
     assert torch.equal(layer.context(x), out[:, :1])
 
 
-@pytest.mark.parametrize(
-    "layer", [PureInfSA(DIM, HEADS), LinearInfSA(DIM, HEADS), LinearInfSA(DIM, 2, tied=False)]
-)
+@pytest.mark.parametrize("layer", [PureInfSA(DIM, HEADS), LinearInfSA(DIM, HEADS), LinearInfSA(DIM, 2, tied=False)])
 def test_padding_changes_nothing(layer):
     layer = layer.double()
     x, real = tokens(), mask()
@@ -147,9 +145,7 @@ def test_half_precision_and_autocast(make, dtype):
         assert (out.float() - exact).abs().max() < 8 * torch.finfo(dtype).eps * exact.abs().max() + 1e-3
 
 
-@pytest.mark.parametrize(
-    "layer", [PureInfSA(DIM, HEADS, learn_gamma=True), LinearInfSA(DIM, HEADS, queries=2)]
-)
+@pytest.mark.parametrize("layer", [PureInfSA(DIM, HEADS, learn_gamma=True), LinearInfSA(DIM, HEADS, queries=2)])
 def test_compiles_whole_and_trains(layer):
     x = torch.randn(2, 9, DIM)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)

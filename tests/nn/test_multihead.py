@@ -144,9 +144,7 @@ def test_causal_mask_is_recognised_and_future_is_invisible(hint):
     torch.testing.assert_close(out, expected(mha, x, x, x, is_causal=True))
     changed = x.clone()
     changed[:, -1] += 1
-    assert torch.equal(
-        mha(changed, changed, changed, attn_mask=triangle, is_causal=hint)[0][:, :-1], out[:, :-1]
-    )
+    assert torch.equal(mha(changed, changed, changed, attn_mask=triangle, is_causal=hint)[0][:, :-1], out[:, :-1])
 
 
 def test_linear_is_causal_by_chunks_only():
@@ -223,9 +221,7 @@ def test_compiles_whole(variant):
     mha = module(variant, batch_first=True)
     x, hide = tokens(), padding()
     compiled = torch.compile(mha, fullgraph=True, backend="aot_eager", dynamic=True)
-    torch.testing.assert_close(
-        compiled(x, x, x, key_padding_mask=hide)[0], mha(x, x, x, key_padding_mask=hide)[0]
-    )
+    torch.testing.assert_close(compiled(x, x, x, key_padding_mask=hide)[0], mha(x, x, x, key_padding_mask=hide)[0])
 
 
 def test_dropout_acts_in_training_only():

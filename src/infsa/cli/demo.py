@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = Path("runs/demo"),
-    gamma: Annotated[
-        float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))
-    ] = 0.7,
+    gamma: Annotated[float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of the projections.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -31,6 +31,11 @@ def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_head
     return values
 
 
+def project_out(x: Tensor, extra: nn.Linear | None, proj: nn.Linear) -> Tensor:
+    """The output projection, after the extra one where a layer has it."""
+    return proj(x if extra is None else extra(x))
+
+
 def _check_heads(dim: int, num_heads: int) -> None:
     check_count(dim, "dim")
     check_count(num_heads, "num_heads")
@@ -49,6 +54,8 @@ class PureInfSA(nn.Module):
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
         hops: path lengths summed inside the layer; see :func:`infsa.pure_attention`.
         bias: whether the projections have biases.
+        extra_proj: one more D×D projection, ``extra``, between the joined heads and the output projection: the
+            paper's parameter count.
         dropout: on the attention weights, in training.
         eps: ε.
         impl: see :func:`infsa.pure_attention`.
@@ -69,6 +76,7 @@ class PureInfSA(nn.Module):
         activation: str = "relu",
         hops: float = 1,
         bias: bool = True,
+        extra_proj: bool = False,
         dropout: float = 0.0,
         eps: float = 1e-6,
         impl: str = "auto",
@@ -83,6 +91,7 @@ class PureInfSA(nn.Module):
         self.num_heads = num_heads
         self.activation, self.hops, self.dropout, self.eps, self.impl = activation, hops, dropout, eps, impl
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias, device=device, dtype=dtype)
+        self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
         self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
 
@@ -113,7 +122,7 @@ class PureInfSA(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             impl=self.impl,
         )
-        return self.proj(merge_heads(z))
+        return project_out(merge_heads(z), self.extra, self.proj)
 
     def weights(
         self,
@@ -157,6 +166,8 @@ class LinearInfSA(nn.Module):
         queries: central queries per head; see :func:`infsa.linear_attention`.
         chunk_size: tokens per chunk when called with ``is_causal=True``.
         bias: whether the projections have biases.
+        extra_proj: one more D×D projection, ``extra``, between the joined heads and the output projection: the
+            paper's parameter count.
         eps: ε.
         impl: see :func:`infsa.linear_attention`.
 
@@ -179,6 +190,7 @@ class LinearInfSA(nn.Module):
         queries: int = 1,
         chunk_size: int | None = None,
         bias: bool = True,
+        extra_proj: bool = False,
         eps: float = 1e-6,
         impl: str = "auto",
         device: torch.device | str | None = None,
@@ -195,6 +207,7 @@ class LinearInfSA(nn.Module):
         self.q = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.k = None if tied else nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.v = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
         self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
 
@@ -251,7 +264,8 @@ class LinearInfSA(nn.Module):
             impl=self.impl,
         )
         values = project_pooled(pooled, self.v.weight, self.v.bias, self.num_heads)
-        return self.proj(merge_heads(scale_heads(values, self.decay()))), pooled.groups
+        rows = merge_heads(scale_heads(values, self.decay()))
+        return project_out(rows, self.extra, self.proj), pooled.groups
 
 
 def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:

@@ -47,9 +47,7 @@ def energy_sums(q: Tensor, groups: Tensor | None, count: int) -> Sums:
     return state.absolute, state.signed, state.vectors
 
 
-def energy_gradient(
-    grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups: Tensor | None, count: int
-) -> Tensor:
+def energy_gradient(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups: Tensor | None, count: int) -> Tensor:
     """dq_i = (g_e + g_q · q_i) q_i / e_i + e_i g_q, with the gradients of token i's group; 0 at q_i = 0."""
     batch, heads, tokens, width = q.shape
     dtype = accumulation_dtype(q.dtype)
@@ -71,9 +69,7 @@ def energy_gradient(
 def score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> Sums:
     """Second pass: weights S_j = φ(q̄ · k_j) and vectors v_j; v may be shared by the heads, (B, 1, N, D)."""
     batch, heads, tokens, width = k.shape
-    state = LinearState.zero(
-        batch, heads, v.shape[-1], groups=central.shape[2], dtype=k.dtype, device=k.device
-    )
+    state = LinearState.zero(batch, heads, v.shape[-1], groups=central.shape[2], dtype=k.dtype, device=k.device)
     per_token = batch * max(heads * max(width, central.shape[2]), v.shape[1] * v.shape[-1])
     for chunk in _chunks(tokens, per_token, k.device):
         state = state.update(key_scores(central, k[:, :, chunk], activation=activation), v[:, :, chunk])

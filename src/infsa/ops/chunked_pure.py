@@ -236,9 +236,7 @@ def _fixed_point(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return x
 
 
-def resolvent(
-    matrix: EdgeMatrix, v: Tensor, gamma: Tensor, prefix: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def resolvent(matrix: EdgeMatrix, v: Tensor, gamma: Tensor, prefix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Ẑ solving Ẑ = Â (v + γẐ), and the norms. The iteration contracts, since ‖γÂ‖_F <= γ < 1."""
     v = v.to(matrix.dtype)
     first, norm = diffuse(matrix, v, prefix, eps)

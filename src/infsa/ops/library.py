@@ -177,9 +177,7 @@ def linear_energy_sums_backward(
 
 @custom_op("infsa::linear_score_sums", mutates_args=())
 @_without_autocast
-def linear_score_sums(
-    central: Tensor, k: Tensor, v: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def linear_score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
     """Σ|S|, ΣS and ΣSv: (B, H, m), (B, H, m), (B, H, m, dv)."""
     return chunked_linear.score_sums(central, k, v, activation)
 

@@ -56,9 +56,7 @@ def _check(
     if queries > q.shape[2]:
         raise ValueError(f"queries must be at most the number of query tokens {q.shape[2]}, got {queries!r}")
     if iterations > 1 and q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"iterations={iterations!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
-        )
+        raise ValueError(f"iterations={iterations!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
     if causal is None:
         if chunk_size is not None:
             raise ValueError(f"chunk_size={chunk_size!r} needs causal='chunk'")
@@ -69,9 +67,7 @@ def _check(
         raise ValueError("causal='chunk' needs a chunk_size, got None")
     check_count(chunk_size, "chunk_size")
     if queries != 1 or iterations != 1:
-        raise ValueError(
-            f"causal='chunk' needs queries=1 and iterations=1, got {queries!r} and {iterations!r}"
-        )
+        raise ValueError(f"causal='chunk' needs queries=1 and iterations=1, got {queries!r} and {iterations!r}")
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
 
@@ -104,9 +100,7 @@ def central_pool(
     """
     check_attention_inputs(q, k)
     if values.dim() != 4 or values.shape[1] not in (1, q.shape[1]) or values.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}"
-        )
+        raise ValueError(f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}")
     impl = choose_implementation(impl)
     _check(q, k, activation, iterations, queries, causal, chunk_size, eps)
     key_mask, query_mask = resolve_token_masks(q, k, key_mask, query_mask)

@@ -25,9 +25,7 @@ def frobenius_norm(edges: Tensor, prefix: bool | Tensor) -> Tensor:
     row_squares = edges.square().sum(-1)  # (B, H, Nq)
     whole = row_squares.sum(-1, keepdim=True).expand_as(row_squares)
     leading = row_squares.cumsum(-1)
-    squares = (
-        torch.where(prefix, leading, whole) if isinstance(prefix, Tensor) else leading if prefix else whole
-    )
+    squares = torch.where(prefix, leading, whole) if isinstance(prefix, Tensor) else leading if prefix else whole
     return safe_sqrt(squares).unsqueeze(-1)
 
 

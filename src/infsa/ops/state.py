@@ -25,9 +25,7 @@ def energies(q: Tensor, mask: Tensor | None = None) -> Tensor:
     return energy if mask is None else energy.masked_fill(~mask[:, None], 0)
 
 
-def key_scores(
-    central_query: Tensor, k: Tensor, mask: Tensor | None = None, activation: str = "relu"
-) -> Tensor:
+def key_scores(central_query: Tensor, k: Tensor, mask: Tensor | None = None, activation: str = "relu") -> Tensor:
     """S_j = φ(q̄ · k_j), the weights of the second pass, zero where ``mask`` (B, N) is False.
 
     central_query (B, H, m, d), k (B, H, N, d) -> (B, H, m, N), in the accumulation dtype.
@@ -92,12 +90,8 @@ class LinearState:
     def merge(self, other: "LinearState") -> "LinearState":
         """The state of both sets of tokens."""
         if self.vectors.shape != other.vectors.shape:
-            raise ValueError(
-                f"cannot merge states of shapes {shape_of(self.vectors)} and {shape_of(other.vectors)}"
-            )
-        return LinearState(
-            self.absolute + other.absolute, self.signed + other.signed, self.vectors + other.vectors
-        )
+            raise ValueError(f"cannot merge states of shapes {shape_of(self.vectors)} and {shape_of(other.vectors)}")
+        return LinearState(self.absolute + other.absolute, self.signed + other.signed, self.vectors + other.vectors)
 
     def finish(self, eps: float = 1e-6) -> Tensor:
         """The weighted mean Σ w u / (Σ|w| + ε): (B, H, m, width)."""

@@ -34,13 +34,9 @@ def check_heads(**tensors: Tensor) -> None:
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating tensor, got {tensor.dtype}")
         if tensor.dtype != first.dtype:
-            raise TypeError(
-                f"{first_name} and {name} must share one dtype, got {first.dtype} and {tensor.dtype}"
-            )
+            raise TypeError(f"{first_name} and {name} must share one dtype, got {first.dtype} and {tensor.dtype}")
         if tensor.device != first.device:
-            raise ValueError(
-                f"{first_name} and {name} must be on one device, got {first.device} and {tensor.device}"
-            )
+            raise ValueError(f"{first_name} and {name} must be on one device, got {first.device} and {tensor.device}")
         if tensor.shape[:2] != first.shape[:2]:
             raise ValueError(
                 f"{first_name} and {name} must share B and H, got {shape_of(first)} and {shape_of(tensor)}"

@@ -135,9 +135,7 @@ def run_demo(gamma: float = 0.7, seed: int = 0) -> Demo:
         image=image,
         centralities=graphs[0].centralities(),
         identities=_identities(q, k, v, graphs, closed, gamma),
-        truncation=[
-            _distance(pure_attention(q, k, v, gamma=gamma, hops=hops), closed) for hops in range(1, 25)
-        ],
+        truncation=[_distance(pure_attention(q, k, v, gamma=gamma, hops=hops), closed) for hops in range(1, 25)],
         alignment={
             "tokens as a ViT sees them": align(tied),
             "centred tokens": align(centred),
@@ -173,22 +171,15 @@ def _identities(
     q: Tensor, k: Tensor, v: Tensor, graphs: list[AttentionGraph], closed: Tensor, gamma: float
 ) -> dict[str, float]:
     """Relative differences between ways of computing the same thing."""
-    solved = {
-        impl: pure_attention(q, k, v, gamma=gamma, hops=math.inf, impl=impl)
-        for impl in ("reference", "chunked")
-    }
-    visits = torch.stack(
-        [graph.fundamental_matrix() @ head for graph, head in zip(graphs, v[0], strict=True)]
-    )[None]
+    solved = {impl: pure_attention(q, k, v, gamma=gamma, hops=math.inf, impl=impl) for impl in ("reference", "chunked")}
+    visits = torch.stack([graph.fundamental_matrix() @ head for graph, head in zip(graphs, v[0], strict=True)])[None]
     first = graphs[0]
     chain = first.canonical_form(rescale=True)
     return {
         "Pure (hops=∞, dense)  =  Neumann closed form": _distance(solved["reference"], closed),
         "Pure (hops=∞, memory-linear)  =  Neumann closed form": _distance(solved["chunked"], closed),
         "Markov chain's expected visits − start  =  Neumann closed form": _distance(visits - v, closed),
-        "absorption times  =  outgoing Katz centrality": _distance(
-            first.absorption_times(), first.katz_out()
-        ),
+        "absorption times  =  outgoing Katz centrality": _distance(first.absorption_times(), first.katz_out()),
         "rows of the absorbing chain sum to 1": float((chain.sum(1) - 1).abs().max()),
     }
 

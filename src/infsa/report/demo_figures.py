@@ -65,9 +65,7 @@ def draw_hops(demo: Demo, path: Path) -> None:
     hops = np.arange(1, len(demo.truncation) + 1)
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     panel = figure.subplots()
-    panel.semilogy(
-        hops, demo.truncation, "o-", color="#0072B2", label="measured: K hops against the closed form"
-    )
+    panel.semilogy(hops, demo.truncation, "o-", color="#0072B2", label="measured: K hops against the closed form")
     panel.semilogy(hops, gamma**hops, "--", color="#D55E00", label=f"$\\gamma^K$, $\\gamma$ = {gamma}")
     panel.set_xlabel("hops K")
     panel.set_ylabel("relative distance")

@@ -68,9 +68,7 @@ def _draw_chain(axes: Axes, graph: AttentionGraph) -> None:
         end = ABSORBING_PLACE[0] + ABSORPTION_ENDS[i][0], ABSORBING_PLACE[1] + ABSORPTION_ENDS[i][1]
         _arrow(axes, TOKEN_PLACES[i], end, chance, ABSORPTION_BENDS[i], RED, (0, (4, 2)))
     for i, place in enumerate(TOKEN_PLACES):
-        axes.add_patch(
-            Circle(place, RADIUS, facecolor=TOKEN_COLOURS[i], edgecolor=INK, linewidth=1, zorder=3)
-        )
+        axes.add_patch(Circle(place, RADIUS, facecolor=TOKEN_COLOURS[i], edgecolor=INK, linewidth=1, zorder=3))
         colour = "white" if TOKEN_COLOURS[i] == BLUE else INK
         axes.text(*place, str(i), ha="center", va="center", fontsize=12, color=colour, zorder=4)
     x, y = ABSORBING_PLACE
@@ -128,9 +126,7 @@ def _draw_rankings(axes: Axes, graph: AttentionGraph) -> None:
         axes.text(places[first], 1.02, f"token {first}", ha="center", va="bottom", color=INK)
         for token, place in enumerate(places):
             axes.text(place, -0.03, str(token), ha="center", va="top", fontsize=9, color=INK)
-        axes.text(
-            group * 6 + 2, -0.12, list(rankings)[group], ha="center", va="top", fontsize=10.5, color=INK
-        )
+        axes.text(group * 6 + 2, -0.12, list(rankings)[group], ha="center", va="top", fontsize=10.5, color=INK)
     axes.set(xlim=(-1.4, 17.6), ylim=(0, 1.15), xticks=[], yticks=[0, 0.5, 1], ylabel="score / largest score")
     axes.spines[["top", "right"]].set_visible(False)
     _title(axes, "Who is most important?")
