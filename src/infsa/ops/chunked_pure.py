@@ -12,8 +12,8 @@ The results are Ẑ = Â v without γ and in the accumulation dtype; the caller 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from .validate import accumulation_dtype
 
 TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**23}  # entries of R held at once; a handful of such tiles is live
 TILE_ROWS = 1024
-MAX_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,10 @@ class Tile:
     heads: slice
     rows: range
     columns: range
+
+    def with_columns(self, columns: range) -> "Tile":
+        """The same rows, other columns."""
+        return replace(self, columns=columns)
 
     @property
     def of_rows(self) -> tuple[slice, slice, slice]:
@@ -153,7 +156,7 @@ def _scope_sum(per_row: Tensor, prefix: Tensor, reverse: bool = False) -> Tensor
     return torch.where(prefix, running, wide.sum(-1, keepdim=True))
 
 
-def _inverse(norm: Tensor, eps: float) -> Tensor:
+def inverse_norm(norm: Tensor, eps: float) -> Tensor:
     """1 / (F + ε), and 0 where F = 0: no edges, no output, no gradient."""
     return torch.where(norm > 0, 1 / (norm + eps), 0)
 
@@ -170,13 +173,13 @@ def diffuse(matrix: EdgeMatrix, v: Tensor, prefix: Tensor, eps: float) -> tuple[
             edges *= kept
         sums[tile.of_rows] += edges @ v[tile.of_columns].to(matrix.dtype)
     norm = _scope_sum(row_squares, prefix).sqrt().to(matrix.dtype)
-    sums *= _inverse(norm, eps).unsqueeze(-1)
+    sums *= inverse_norm(norm, eps).unsqueeze(-1)
     return sums, norm
 
 
 def diffuse_back(matrix: EdgeMatrix, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     """Âᵀ x for x (B, H, Nq, dv): (B, H, Nk, dv)."""
-    scaled = x.to(matrix.dtype) * _inverse(norm, eps).unsqueeze(-1)
+    scaled = x.to(matrix.dtype) * inverse_norm(norm, eps).unsqueeze(-1)
     sums = scaled.new_zeros(*matrix.k.shape[:3], x.shape[-1])
     for tile in matrix.tiles():
         sums[tile.of_columns] += matrix.edges(tile).mT @ scaled[tile.of_rows]
@@ -194,7 +197,7 @@ def gradients(
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the gradient of an additive mask (empty if not wanted), in the accumulation dtype."""
-    inverse = _inverse(norm, eps)
+    inverse = inverse_norm(norm, eps)
     grad = grad.to(matrix.dtype)
     shared = (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)  # c_i / (s_i F_i)
     weight = _scope_sum(shared, prefix, reverse=True).to(matrix.dtype).unsqueeze(-1)
@@ -219,31 +222,3 @@ def gradients(
             part = _part(dmask, tile)
             part += grad_scores.sum_to_size(part.shape)
     return dq, dk, dv, dmask
-
-
-def _fixed_point(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Iterate x ← step(x) until the relative change of every head is at round-off level."""
-    tolerance = 8 * torch.finfo(x.dtype).eps
-    residual = math.inf
-    for _ in range(MAX_ITERATIONS):
-        previous, x = x, step(x)
-        size = torch.linalg.vector_norm(x, dim=(-2, -1)).clamp_min(torch.finfo(x.dtype).tiny)
-        residual = float((torch.linalg.vector_norm(x - previous, dim=(-2, -1)) / size).max())
-        if residual <= tolerance or not math.isfinite(residual):
-            break
-    if not residual <= tolerance:
-        raise RuntimeError(f"hops=inf did not converge: residual {residual:.1e}; gamma must be below 1")
-    return x
-
-
-def resolvent(matrix: EdgeMatrix, v: Tensor, gamma: Tensor, prefix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Ẑ solving Ẑ = Â (v + γẐ), and the norms. The iteration contracts, since ‖γÂ‖_F <= γ < 1."""
-    v = v.to(matrix.dtype)
-    first, norm = diffuse(matrix, v, prefix, eps)
-    return _fixed_point(lambda z: diffuse(matrix, v + gamma * z, prefix, eps)[0], first), norm
-
-
-def resolvent_back(matrix: EdgeMatrix, x: Tensor, gamma: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """μ solving μ = x + γ Âᵀ μ."""
-    x = x.to(matrix.dtype)
-    return _fixed_point(lambda mu: x + gamma * diffuse_back(matrix, mu, norm, eps), x)

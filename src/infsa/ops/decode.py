@@ -63,7 +63,7 @@ class PureDecodeState:
         check_attention_inputs(q, k, v)
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"a step needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-        check_token_mask(key_mask, "key_mask", k.shape[0], k.shape[2])
+        check_token_mask(key_mask, "key_mask", k.shape[0], k.shape[2], k.device)
         decay = decay_per_head(self.gamma, q.shape[1], q)
         q, k, v = (zero_masked(x, key_mask) for x in (q, k, v))
         start = self._length

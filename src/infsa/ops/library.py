@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from . import chunked_linear, chunked_pure
+from . import chunked_linear, chunked_pure, chunked_resolvent
 from .chunked_pure import EdgeMatrix
-from .masking import allowed_entries
+from .masking import forbids_future
 from .validate import accumulation_dtype
 
 
@@ -43,23 +43,26 @@ def _matrix(
 
 
 def _prefix(q: Tensor, attn_mask: Tensor | None, causal: str) -> Tensor:
-    """Whether rows are divided by the norm of their leading block: a 0-d tensor, never read back."""
+    """Whether rows are divided by the norm of their leading block, per batch item and head: (B or 1, H or 1, 1)."""
     if causal == "auto" and attn_mask is not None:
-        allowed = allowed_entries(attn_mask).expand(-1, -1, -1, q.shape[2])  # auto means Nq = Nk
-        return ~allowed.triu(1).any()
-    return torch.full((), causal == "yes", dtype=torch.bool, device=q.device)
+        return forbids_future(attn_mask, q.shape[2])
+    return torch.full((1, 1, 1), causal == "yes", dtype=torch.bool, device=q.device)
 
 
-def _like_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulation_dtype(q.dtype)
-    z = q.new_empty(*q.shape[:3], v.shape[-1], dtype=dtype)
-    return z, z.new_empty(z.shape[:3]), q.new_empty((), dtype=torch.bool)
+def _like_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    z = q.new_empty(*q.shape[:3], v.shape[-1], dtype=accumulation_dtype(q.dtype))
+    return z, z.new_empty(z.shape[:3])
 
 
 def _like_gradients(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, wanted: bool) -> list[Tensor]:
     dtype = accumulation_dtype(q.dtype)
     grads = [x.new_empty(x.shape, dtype=dtype) for x in (q, k, v)]
     return [*grads, q.new_empty(attn_mask.shape if wanted and attn_mask is not None else 0, dtype=dtype)]
+
+
+def _accuracy(dtype: torch.dtype) -> float:
+    """The relative residual that hops=inf is solved to: well below the type's own round-off, if float64 can."""
+    return max(torch.finfo(dtype).eps / 100, 8 * torch.finfo(torch.float64).eps)
 
 
 def _cast(gradient: Tensor, like: Tensor) -> Tensor:
@@ -80,11 +83,10 @@ def pure_chunked(
     eps: float,
     dropout_p: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ẑ = Â v, the row norms, and whether they are prefix norms; ``causal`` is "no", "yes" or "auto"."""
+) -> tuple[Tensor, Tensor]:
+    """Ẑ = Â v and the row norms; ``causal`` is "no", "yes" or "auto"."""
     matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, dropout_p, seed)
-    prefix = _prefix(q, attn_mask, causal)
-    return *chunked_pure.diffuse(matrix, v, prefix, eps), prefix
+    return chunked_pure.diffuse(matrix, v, _prefix(q, attn_mask, causal), eps)
 
 
 @custom_op("infsa::pure_chunked_backward", mutates_args=())
@@ -99,7 +101,6 @@ def pure_chunked_backward(
     attn_mask: Tensor | None,
     z: Tensor,
     norm: Tensor,
-    prefix: Tensor,
     activation: str,
     causal: str,
     eps: float,
@@ -109,6 +110,7 @@ def pure_chunked_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the additive mask's gradient."""
     matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, dropout_p, seed)
+    prefix = _prefix(q, attn_mask, causal)
     return chunked_pure.gradients(matrix, v, grad, z, norm, prefix, eps, mask_needs_grad)
 
 
@@ -125,11 +127,12 @@ def pure_resolvent(
     activation: str,
     causal: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length; norms and prefix flag as above."""
-    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal)
-    prefix = _prefix(q, attn_mask, causal)
-    return *chunked_pure.resolvent(matrix, v, gamma, prefix, eps), prefix
+) -> tuple[Tensor, Tensor]:
+    """Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length, and the row norms."""
+    dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
+    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal)
+    z, norm = chunked_resolvent.resolvent(matrix, v.double(), gamma.double(), prefix, eps, _accuracy(dtype))
+    return z.to(dtype), norm.to(dtype)
 
 
 @custom_op("infsa::pure_resolvent_backward", mutates_args=())
@@ -145,17 +148,19 @@ def pure_resolvent_backward(
     attn_mask: Tensor | None,
     z: Tensor,
     norm: Tensor,
-    prefix: Tensor,
     activation: str,
     causal: str,
     eps: float,
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implicit differentiation: solve the adjoint system once, then one ordinary backward pass."""
-    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal)
-    adjoint = chunked_pure.resolvent_back(matrix, grad, gamma, norm, eps)
-    source = v.to(matrix.dtype) + gamma * z
-    return chunked_pure.gradients(matrix, source, adjoint, z, norm, prefix, eps, mask_needs_grad)
+    dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
+    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal)
+    grad, v, gamma, z, norm = (x.double() for x in (grad, v, gamma, z, norm))
+    adjoint = chunked_resolvent.resolvent_back(matrix, grad, gamma, norm, prefix, eps, _accuracy(dtype))
+    gradients = chunked_pure.gradients(matrix, v + gamma * z, adjoint, z, norm, prefix, eps, mask_needs_grad)
+    dq, dk, dv, dmask = (gradient.to(dtype) for gradient in gradients)
+    return dq, dk, dv, dmask
 
 
 @custom_op("infsa::linear_energy_sums", mutates_args=())
@@ -201,12 +206,12 @@ def linear_score_sums_backward(
 
 
 @pure_chunked.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _like_output(q, v)
 
 
 @pure_resolvent.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _like_output(q, v)
 
 
@@ -249,16 +254,16 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _save_pure(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, key_mask, query_mask, attn_mask, activation, causal, eps, dropout_p, seed = inputs
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, key_mask, query_mask, attn_mask, seed, *output)
     ctx.options = activation, causal, eps, dropout_p
 
 
 def _pure_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    q, k, v, key_mask, query_mask, attn_mask, seed, z, norm, prefix = ctx.saved_tensors
+    q, k, v, key_mask, query_mask, attn_mask, seed, z, norm = ctx.saved_tensors
     mask_needs_grad = ctx.needs_input_grad[5]
     dq, dk, dv, dmask = pure_chunked_backward(
-        grad, q, k, v, key_mask, query_mask, attn_mask, z, norm, prefix, *ctx.options, seed, mask_needs_grad
+        grad, q, k, v, key_mask, query_mask, attn_mask, z, norm, *ctx.options, seed, mask_needs_grad
     )
     dmask = _cast(dmask, attn_mask) if mask_needs_grad else None
     return _cast(dq, q), _cast(dk, k), _cast(dv, v), None, None, dmask, *(None,) * 5
@@ -266,16 +271,16 @@ def _pure_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 def _save_resolvent(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, activation, causal, eps = inputs
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, *output)
     ctx.options = activation, causal, eps
 
 
 def _resolvent_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm, prefix = ctx.saved_tensors
+    q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm = ctx.saved_tensors
     mask_needs_grad = ctx.needs_input_grad[6]
     dq, dk, dv, dmask = pure_resolvent_backward(
-        grad, q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm, prefix, *ctx.options, mask_needs_grad
+        grad, q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm, *ctx.options, mask_needs_grad
     )
     dgamma = (dv * z).sum_to_size(gamma.shape)
     dmask = _cast(dmask, attn_mask) if mask_needs_grad else None

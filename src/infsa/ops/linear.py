@@ -111,9 +111,7 @@ def central_pool(
 
     if chunk_size is not None:
         groups = torch.arange(q.shape[2], device=q.device)[None] // chunk_size
-        pool = reference.linear_chunk_causal if impl == "reference" else _pool_before_each_chunk
-        mean, mass = pool(q, k, values, activation=activation, chunk_size=chunk_size, eps=eps)
-        return Pooled(mean, mass, groups)
+        return Pooled(*_pool_before_each_chunk(q, k, values, activation, chunk_size, eps, impl), groups)
 
     blocks = _blocks(q, query_mask, queries) if queries > 1 else None
     if impl == "reference":
@@ -137,29 +135,34 @@ def _mean(vectors: Tensor, total: Tensor, eps: float) -> Tensor:
 
 
 def _pool_before_each_chunk(
-    q: Tensor, k: Tensor, values: Tensor, *, activation: str, chunk_size: int, eps: float
+    q: Tensor, k: Tensor, values: Tensor, activation: str, chunk_size: int, eps: float, impl: str
 ) -> tuple[Tensor, Tensor]:
-    """The chunk-causal sums in O(N): chunks become batch items, their sums are accumulated afterwards."""
+    """The chunk-causal sums in O(N): each chunk is summed by itself, the sums are accumulated afterwards."""
     batch = q.shape[0]
-    missing = chunk_size - q.shape[2] % chunk_size  # never 0: one shape rule for every N when compiled
+    chunks = q.shape[2] // chunk_size + 1  # always one that is not full: one shape rule for every N when compiled
 
-    def split(x: Tensor) -> Tensor:  # (B, H, N, d) -> (B·C, H, chunk_size, d)
-        x = torch.nn.functional.pad(x, (0, 0, 0, missing))
-        return x.unflatten(2, (-1, chunk_size)).transpose(1, 2).flatten(0, 1)
+    def split(x: Tensor) -> Tensor:  # (B, H, N, d) -> (B, C, H, chunk_size, d)
+        x = torch.nn.functional.pad(x, (0, 0, 0, chunks * chunk_size - x.shape[2]))
+        return x.unfold(2, chunk_size, chunk_size).permute(0, 2, 1, 4, 3).contiguous()
 
-    def running(x: Tensor) -> Tensor:  # (B·C, H, 1, ...) -> sums over the chunks so far
-        return x.unflatten(0, (batch, -1)).cumsum(1)
-
-    def before(x: Tensor) -> Tensor:  # (B, C, H, 1, ...): the sums over the chunks before each
-        shifted = torch.nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (1, 0))[:, :-1]
+    def before(x: Tensor) -> Tensor:  # sums per chunk (B, C, H, 1, ...) -> over the chunks before it, (B, H, C, ...)
+        shifted = torch.nn.functional.pad(x.cumsum(1), (0, 0) * (x.dim() - 2) + (1, 0))[:, :-1]
         return shifted.squeeze(3).transpose(1, 2)
 
     q, k, values = split(q), split(k), split(values)
-    total, vectors = library.linear_energy_sums(q, None, 1)
-    central = _mean(running(vectors), running(total), eps).flatten(0, 1)
-    sums = library.linear_score_sums(central, k, values, activation)
-    total, signed, vectors = (before(running(x)) for x in sums)
-    return _mean(vectors, total, eps), signed / (total + eps)
+    with torch.autocast(q.device.type, enabled=False):
+        if impl == "reference":
+            total, vectors = reference.energy_sums(q)
+        else:
+            total, vectors = (x.unflatten(0, (batch, -1)) for x in library.linear_energy_sums(q.flatten(0, 1), None, 1))
+        central = _mean(vectors.cumsum(1), total.cumsum(1), eps)
+        if impl == "reference":
+            sums = reference.score_sums(central, k, values, activation)
+        else:
+            flat = library.linear_score_sums(*(x.flatten(0, 1) for x in (central, k, values)), activation)
+            sums = tuple(x.unflatten(0, (batch, -1)) for x in flat)
+        total, signed, vectors = (before(x) for x in sums)
+        return _mean(vectors, total, eps), signed / (total + eps)
 
 
 def spread(rows: Tensor, groups: Tensor | None, query_mask: Tensor | None = None) -> Tensor:

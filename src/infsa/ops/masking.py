@@ -10,8 +10,8 @@ def resolve_token_masks(
     q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Check both masks; without its own mask, a query of self-attention shares its key's."""
-    check_token_mask(key_mask, "key_mask", k.shape[0], k.shape[2])
-    check_token_mask(query_mask, "query_mask", q.shape[0], q.shape[2])
+    check_token_mask(key_mask, "key_mask", k.shape[0], k.shape[2], k.device)
+    check_token_mask(query_mask, "query_mask", q.shape[0], q.shape[2], q.device)
     if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
         query_mask = key_mask
     return key_mask, query_mask
@@ -34,6 +34,12 @@ def allowed_entries(attn_mask: Tensor) -> Tensor:
     if attn_mask.dtype == torch.bool:
         return attn_mask
     return attn_mask > torch.finfo(attn_mask.dtype).min
+
+
+def forbids_future(attn_mask: Tensor, tokens: int) -> Tensor:
+    """Whether a mask (b, h, N or 1, N or 1) allows no column after its row: (b, h, 1), with no value read back."""
+    allowed = allowed_entries(attn_mask).expand(-1, -1, -1, tokens)
+    return ~allowed.triu(1).flatten(-2).any(-1, keepdim=True)
 
 
 def future_entries(rows: range, columns: range, device: torch.device) -> Tensor:

@@ -48,7 +48,7 @@ def _prepare(
             "use PureDecodeState to continue a sequence"
         )
     causal = "yes" if is_causal is True else "auto" if is_causal and q.shape[2] == k.shape[2] else "no"
-    attn_mask = check_attn_mask(attn_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    attn_mask = check_attn_mask(attn_mask, q, k)
     return causal, attn_mask, *resolve_token_masks(q, k, key_mask, query_mask)
 
 
@@ -115,7 +115,7 @@ def pure_attention(
         key_mask = query_mask = None  # zeroed tokens have no edges unless an additive mask adds them
 
     if impl == "reference":
-        weights = reference.pure_weights(
+        weights, prefix = reference.pure_weights(
             q,
             k,
             activation=activation,
@@ -127,17 +127,17 @@ def pure_attention(
         )
         if dropout_p > 0:
             weights = torch.dropout(weights, dropout_p, train=True)
-        return cast_output(reference.pure_diffusion(weights, v, decay, hops), q.dtype)
+        return cast_output(reference.pure_diffusion(weights, v, decay, hops, prefix), q.dtype)
 
     masks = (key_mask, query_mask, attn_mask)
     if hops == math.inf:
-        z, _, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, eps)
+        z, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, eps)
         return cast_output(decay * z, q.dtype)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    z, _, _ = library.pure_chunked(q, k, v, *masks, activation, causal, eps, dropout_p, seed)
+    z, _ = library.pure_chunked(q, k, v, *masks, activation, causal, eps, dropout_p, seed)
     for _ in range(int(hops) - 1):
         source = v + decay * z
-        z, _, _ = library.pure_chunked(q, k, source, *masks, activation, causal, eps, 0.0, None)
+        z, _ = library.pure_chunked(q, k, source, *masks, activation, causal, eps, 0.0, None)
     return cast_output(decay * z, q.dtype)
 
 
@@ -175,7 +175,7 @@ def pure_weights(
     causal, attn_mask, key_mask, query_mask = _prepare(
         q, k, attn_mask, key_mask, query_mask, activation, is_causal, eps
     )
-    weights = reference.pure_weights(
+    weights, _ = reference.pure_weights(
         zero_masked(q, query_mask),
         zero_masked(k, key_mask),
         activation=activation,

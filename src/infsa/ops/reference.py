@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .activation import ACTIVATIONS
-from .masking import allowed_entries
+from .masking import allowed_entries, forbids_future
 from .validate import accumulation_dtype
 
 
@@ -21,12 +21,11 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 def frobenius_norm(edges: Tensor, prefix: bool | Tensor) -> Tensor:
-    """‖R‖_F of each row's scope, (B, H, Nq, 1): the whole matrix, or with ``prefix`` its leading block."""
+    """‖R‖_F of each row's scope, (B, H, Nq, 1): the whole matrix, or where ``prefix`` holds its leading block."""
     row_squares = edges.square().sum(-1)  # (B, H, Nq)
     whole = row_squares.sum(-1, keepdim=True).expand_as(row_squares)
-    leading = row_squares.cumsum(-1)
-    squares = torch.where(prefix, leading, whole) if isinstance(prefix, Tensor) else leading if prefix else whole
-    return safe_sqrt(squares).unsqueeze(-1)
+    scope = torch.as_tensor(prefix, device=edges.device)
+    return safe_sqrt(torch.where(scope, row_squares.cumsum(-1), whole)).unsqueeze(-1)
 
 
 def pure_weights(
@@ -39,10 +38,10 @@ def pure_weights(
     attn_mask: Tensor | None,
     causal: str,
     eps: float,
-) -> Tensor:
-    """Â = R / (‖R‖_F + ε), R = φ(q kᵀ / √d), in the accumulation dtype: (B, H, Nq, Nk).
+) -> tuple[Tensor, bool | Tensor]:
+    """Â = R / (‖R‖_F + ε), R = φ(q kᵀ / √d), in the accumulation dtype, (B, H, Nq, Nk), and where it is causal.
 
-    ``causal`` is "no", "yes" or "auto" (yes if the mask forbids the whole future).
+    ``causal`` is "no", "yes" or "auto" (yes where the mask forbids the whole future).
     """
     dtype = accumulation_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
@@ -54,7 +53,7 @@ def pure_weights(
             if attn_mask.is_floating_point():
                 scores = scores + torch.where(allowed, attn_mask.to(dtype), 0)
             if causal == "auto":
-                prefix = ~allowed.triu(1).any()
+                prefix = forbids_future(attn_mask, k.shape[2])
         if causal == "yes":
             allowed = allowed.tril()
         if key_mask is not None:
@@ -63,18 +62,27 @@ def pure_weights(
             allowed = allowed & query_mask[:, None, :, None]
         edges = torch.where(allowed, ACTIVATIONS[activation].value(scores), 0)
         norm = frobenius_norm(edges, prefix)
-        return edges / torch.where(norm > 0, norm + eps, 1)
+        some = norm > 0  # no edges, no output, no gradient
+        return edges * some / torch.where(some, norm + eps, 1), prefix
 
 
-def pure_diffusion(weights: Tensor, v: Tensor, gamma: Tensor, hops: float) -> Tensor:
-    """Σ_{t=1..hops} (γÂ)^t v for a dense Â; ``hops=inf`` solves (I − γÂ) Z = γÂ v."""
+def pure_diffusion(weights: Tensor, v: Tensor, gamma: Tensor, hops: float, prefix: bool | Tensor) -> Tensor:
+    """Σ_{t=1..hops} (γÂ)^t v for a dense Â; ``hops=inf`` solves (I − γÂ) Z = γÂ v.
+
+    Where Â is causal the system is triangular, and solving it as such keeps the future out to the last bit.
+    """
     with torch.autocast(v.device.type, enabled=False):
         step = gamma * weights
         v = v.to(step.dtype)
-        if hops == math.inf:
-            identity = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
-            return torch.linalg.solve(identity - step, step @ v)
         z = step @ v
+        if hops == math.inf:
+            system = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device) - step
+            if prefix is False:
+                return torch.linalg.solve(system, z)
+            causal = torch.linalg.solve_triangular(system.tril(), z, upper=False)
+            if prefix is True:
+                return causal
+            return torch.where(torch.as_tensor(prefix).unsqueeze(-1), causal, torch.linalg.solve(system, z))
         for _ in range(int(hops) - 1):
             z = step @ (v + z)
         return z
@@ -110,25 +118,18 @@ def linear_weights(
         return weights
 
 
-def linear_chunk_causal(
-    q: Tensor, k: Tensor, v: Tensor, *, activation: str, chunk_size: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Per chunk, ΣSv / (Σ|S| + ε) and ΣS / (Σ|S| + ε) over the chunks before it.
+def energy_sums(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ e and Σ e q over the tokens, (..., N, d) -> (..., 1), (..., 1, d).
 
-    Keys of chunk c are scored with the central query of chunks <= c: (B, H, C, d), (B, H, C).
+    Products and sums, not matrix products: those would tie an exported program to one number of chunks.
     """
-    dtype = accumulation_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
-        total = torch.zeros(q.shape[0], q.shape[1], 1, 1, dtype=dtype, device=q.device)
-        signed, pooled = torch.zeros_like(total), total.expand(-1, -1, -1, v.shape[-1])
-        means, masses = [], []
-        for start in range(0, k.shape[2], chunk_size):
-            means.append(pooled / (total + eps))
-            masses.append(signed / (total + eps))
-            stop = start + chunk_size
-            central = central_query(q[:, :, :stop], None, 1, eps)
-            scores = ACTIVATIONS[activation].value(central @ k[:, :, start:stop].to(dtype).mT)
-            total = total + scores.abs().sum(-1, keepdim=True)
-            signed = signed + scores.sum(-1, keepdim=True)
-            pooled = pooled + scores @ v[:, :, start:stop].to(dtype)
-        return torch.cat(means, -2), torch.cat(masses, -2).squeeze(-1)
+    q = q.to(accumulation_dtype(q.dtype))
+    energy = safe_sqrt(q.square().sum(-1, keepdim=True))
+    return energy.sum(-2), (energy * q).sum(-2, keepdim=True)
+
+
+def score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ|S|, ΣS and ΣSv, S_j = φ(q̄ · k_j), for one central query (..., 1, d): (..., 1), (..., 1), (..., 1, dv)."""
+    k, v = k.to(central.dtype), v.to(central.dtype)
+    scores = ACTIVATIONS[activation].value((central * k).sum(-1, keepdim=True))  # (..., N, 1)
+    return scores.abs().sum(-2), scores.sum(-2), (scores * v).sum(-2, keepdim=True)

@@ -54,8 +54,8 @@ def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor | None = None) -> Non
         raise ValueError(f"k and v must have the same number of tokens, got {k.shape[2]} and {v.shape[2]}")
 
 
-def check_token_mask(mask: Tensor | None, name: str, batch: int, tokens: int) -> None:
-    """Refuse a key or query mask that is not boolean (B, N)."""
+def check_token_mask(mask: Tensor | None, name: str, batch: int, tokens: int, device: torch.device) -> None:
+    """Refuse a key or query mask that is not boolean, (B, N) and on the tokens' device."""
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -64,12 +64,19 @@ def check_token_mask(mask: Tensor | None, name: str, batch: int, tokens: int) ->
         raise TypeError(f"{name} must be boolean (True = real token), got {mask.dtype}")
     if shape_of(mask) != (batch, tokens):
         raise ValueError(f"{name} must have shape (B, N) = {(batch, tokens)}, got {shape_of(mask)}")
+    _check_device(mask, name, device)
 
 
-def check_attn_mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
-    """Return the mask as a 4-D view that broadcasts to ``shape`` = (B, H, Nq, Nk), or refuse it."""
+def _check_device(mask: Tensor, name: str, device: torch.device) -> None:
+    if mask.device != device:
+        raise ValueError(f"{name} must be on {device} like the tokens, got {mask.device}")
+
+
+def check_attn_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Return the mask as a 4-D view that broadcasts to (B, H, Nq, Nk), or refuse it."""
     if mask is None:
         return None
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -79,6 +86,7 @@ def check_attn_mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Te
     )
     if not fits:
         raise ValueError(f"attn_mask must broadcast to (B, H, Nq, Nk) = {shape}, got {shape_of(mask)}")
+    _check_device(mask, "attn_mask", q.device)
     return mask[(None,) * (4 - mask.dim())]
 
 
