@@ -1,6 +1,7 @@
 """Infinite Self-Attention: attention as diffusion on a token graph.
 
-``import infsa`` loads torch and the operators; ``infsa.nn`` and ``infsa.graph`` load on first use.
+``import infsa`` loads torch and the operators; the other packages load on first use. The models register
+with timm as soon as both packages are imported.
 """
 
 import importlib
@@ -14,32 +15,43 @@ from .ops import (
     pure_attention,
     pure_weights,
 )
+from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import graph, nn, ops
+    from . import graph, models, nn, ops
+    from .models import create_model, list_models
 
 __all__ = [
     "LinearState",
     "PureDecodeState",
     "__version__",
+    "create_model",
     "graph",
     "linear_attention",
     "linear_weights",
+    "list_models",
+    "models",
     "nn",
     "ops",
     "pure_attention",
     "pure_weights",
 ]
 
-_LAZY = frozenset({"graph", "nn"})
+_LAZY_MODULES = frozenset({"graph", "models", "nn"})
+_LAZY_NAMES = {"create_model": "models", "list_models": "models"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_when_timm_loads()

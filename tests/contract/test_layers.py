@@ -14,8 +14,9 @@ MAY_IMPORT = {
     "ops": set(),
     "graph": {"ops"},
     "nn": {"ops"},
-    "report": {"ops", "graph", "nn"},
-    "cli": {"ops", "graph", "nn", "report"},
+    "models": {"ops", "graph", "nn"},
+    "report": {"ops", "graph", "nn", "models"},
+    "cli": {"ops", "graph", "nn", "models", "report"},
 }
 
 

@@ -91,7 +91,10 @@ def test_padding_changes_nothing(layer):
     out = layer(x, key_mask=real)
     torch.testing.assert_close(out[1:, :6], layer(x[1:, :6]))
     noisy = x.masked_fill(~real[..., None], float("nan"))
-    assert torch.equal(layer(noisy, key_mask=real)[real], out[real])
+    out_of_noise = layer(noisy, key_mask=real)[real]
+    assert torch.equal(out_of_noise, out[real])
+    out_of_noise.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize("make", [PureInfSA, LinearInfSA])

@@ -45,7 +45,9 @@ class Decay(nn.Module):
 
     def forward(self) -> float | Tensor:
         """γ."""
-        return self.gamma if self.logit is None else self.logit.float().sigmoid()
+        if self.logit is None:
+            return self.gamma
+        return self.logit.to(torch.promote_types(self.logit.dtype, torch.float32)).sigmoid()
 
     def extra_repr(self) -> str:
         """What ``print(module)`` shows."""

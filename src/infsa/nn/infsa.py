@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
-from ..ops.validate import check_activation, check_count
+from ..ops.validate import check_activation, check_count, check_token_mask
 from .decay import Decay
 
 
@@ -17,6 +17,14 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(B, H, N, d) -> (B, N, H·d)."""
     return x.transpose(1, 2).flatten(2)
+
+
+def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the masked tokens of x (B, N, D), so that not even NaN in padding reaches a weight's gradient."""
+    if mask is None:
+        return x
+    check_token_mask(mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    return x.masked_fill(~mask.unsqueeze(-1), 0)
 
 
 def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
@@ -107,7 +115,7 @@ class PureInfSA(nn.Module):
         ``key_mask`` (B, N) is True for real tokens. An ``attn_mask`` that forbids every later token is
         recognised as causal, with the prefix norm, even if ``is_causal`` is not set.
         """
-        q, k, v = self._project(x)
+        q, k, v = self._project(zero_padding(x, key_mask))
         z = pure_attention(
             q,
             k,
@@ -132,7 +140,7 @@ class PureInfSA(nn.Module):
         is_causal: bool = False,
     ) -> Tensor:
         """Â for inspection: (B, H, N, N), dense."""
-        q, k, _ = self._project(x)
+        q, k, _ = self._project(zero_padding(x, key_mask))
         return pure_weights(
             q,
             k,
@@ -230,7 +238,7 @@ class LinearInfSA(nn.Module):
 
     def weights(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The centrality vectors a: (B, H, N), or (B, H, m, N) with ``queries=m``."""
-        q, k = self._project(x)
+        q, k = self._project(zero_padding(x, key_mask))
         return linear_weights(
             q,
             k,
@@ -249,6 +257,7 @@ class LinearInfSA(nn.Module):
         """The output of each group of tokens (B, m, D), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
+        x = zero_padding(x, key_mask)
         q, k = self._project(x)
         pooled = central_pool(
             q,

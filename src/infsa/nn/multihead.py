@@ -10,7 +10,7 @@ from ..ops import central_pool, linear_weights, pure_attention, pure_weights, sp
 from ..ops.masking import allowed_entries
 from ..ops.validate import check_activation, shape_of
 from .decay import Decay
-from .infsa import merge_heads, project_pooled, scale_heads, split_heads
+from .infsa import merge_heads, project_pooled, scale_heads, split_heads, zero_padding
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -118,6 +118,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query_mask is None:
             query_mask = key_mask if self_attention else query.new_ones(query.shape[:2], dtype=torch.bool)
         allowed = self._attention_mask(attn_mask, query, key)
+        query, key, value = (
+            zero_padding(x, mask) for x, mask in ((query, query_mask), (key, key_mask), (value, key_mask))
+        )
 
         attend = self._pure if self.variant == "pure" else self._linear
         masks = {"key_mask": key_mask, "query_mask": query_mask}

@@ -1,0 +1,48 @@
+"""InfViT models, at home in timm. Importing this module registers them."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from . import presets
+from .infvit import InfViT
+from .maps import attention_maps
+from .weights import load_weights, read_weights, save_weights
+
+__all__ = [
+    "InfViT",
+    "attention_maps",
+    "create_model",
+    "list_models",
+    "load_weights",
+    "read_weights",
+    "save_weights",
+]
+
+
+def list_models() -> list[str]:
+    """The names that :func:`create_model` and ``timm.create_model`` know.
+
+    Example:
+        >>> infsa.list_models()[0]
+        'infvit_linear_4l64h_patch16_224'
+    """
+    return list(presets.MODELS)
+
+
+def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any) -> InfViT:
+    """Build a model by name; ``pretrained`` may be a saved folder or a safetensors file.
+
+    Example:
+        >>> model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=10)
+        >>> rival = infsa.create_model("vit_4l16h_patch16_224", attention="performer")
+    """
+    if name not in presets.MODELS:
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(presets.MODELS)}")
+    if pretrained is True:
+        raise ValueError(f"no weights are published for {name}; pass pretrained=FOLDER or a .safetensors file")
+    model: InfViT = timm.create_model(name, **kwargs)  # type: ignore[assignment]
+    if pretrained:
+        load_weights(model, pretrained)
+    return model

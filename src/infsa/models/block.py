@@ -1,0 +1,55 @@
+"""The Pre-LN transformer block: whatever the attention, the rest is the same."""
+
+import torch
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from ..nn.peers import Attention
+
+
+class Block(nn.Module):
+    """x ← x + attention(LN(x)); x ← x + MLP(LN(x)).
+
+    ``attention`` is any mechanism of ``infsa.nn.peers``. With ``mlp_chunk`` the MLP works off that many tokens at
+    a time, so that its hidden layer stays small for long inputs; the result is the same.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Attention,
+        *,
+        hidden: int,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        mlp_chunk: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if mlp_chunk is not None and mlp_chunk < 1:
+            raise ValueError(f"mlp_chunk must be at least 1, got {mlp_chunk!r}")
+        self.mlp_chunk = mlp_chunk
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6, device=device, dtype=dtype)
+        self.attn = attention
+        self.drop = nn.Dropout(dropout)
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, device=device, dtype=dtype)
+        self.mlp = Mlp(dim, hidden, drop=dropout, device=device, dtype=dtype)
+        self.drop_path2 = DropPath(drop_path)
+
+    def attend(self, x: Tensor, grid: tuple[int, int], num_prefix: int, key_mask: Tensor | None = None) -> Tensor:
+        """The attention branch before it is added: (B, N, D)."""
+        return self.attn(self.norm1(x), grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+
+    def add(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention branch, then the MLP branch."""
+        x = x + self.drop_path1(self.drop(attended))
+        if self.mlp_chunk is None or x.shape[1] <= self.mlp_chunk:
+            return x + self.drop_path2(self.mlp(self.norm2(x)))
+        parts = [self.mlp(self.norm2(part)) for part in x.split(self.mlp_chunk, dim=1)]
+        return x + self.drop_path2(torch.cat(parts, 1))
+
+    def forward(self, x: Tensor, grid: tuple[int, int], num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
+        """x (B, N, D), N = num_prefix + h·w, -> (B, N, D)."""
+        return self.add(x, self.attend(x, grid, num_prefix, key_mask))

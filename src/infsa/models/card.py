@@ -1,0 +1,54 @@
+"""The model card written beside saved weights."""
+
+from typing import Any
+
+import torch
+
+from ..version import __version__
+from .infvit import InfViT
+
+NOTES = {
+    "infsa_linear": (
+        "Linear-InfSA gives every token of a head the same pooled vector: over tokens, the output of each attention "
+        "layer has rank 1. Maps are the centrality vector; they do not depend on the query."
+    ),
+    "infsa_pure": (
+        "Pure InfSA divides ReLU scores by one Frobenius norm per head. Rows of the attention matrix do not sum to 1."
+    ),
+}
+
+
+def model_card(model: InfViT, config: dict[str, Any]) -> str:
+    """A model card in Markdown, with the metadata header that hubs read."""
+    data = config["pretrained_cfg"]
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"""---
+library_name: timm
+license: mit
+tags: [image-classification, infsa, timm]
+---
+# {config["architecture"]}
+
+An InfViT with `{model.attention}` attention, saved by infsa {__version__} with torch {torch.__version__}.
+
+| | |
+| --- | --- |
+| parameters | {parameters:,} |
+| layers, width, heads | {len(model.blocks)}, {model.embed_dim}, {model.num_heads} |
+| classes | {model.num_classes} |
+| input | {tuple(data["input_size"])} |
+| mean, std | {data.get("mean")}, {data.get("std")} |
+
+```python
+import infsa, timm
+
+model = timm.create_model("local-dir:PATH_OF_THIS_FOLDER", pretrained=True).eval()
+maps = model.attention_maps(images)
+```
+
+## Know before use
+
+{NOTES.get(model.attention, "See the documentation of infsa for this mechanism.")}
+
+Training data, recipe and measured accuracy are not recorded here: add them before you publish.
+"""

@@ -1,0 +1,408 @@
+"""InfViT: one Pre-LN Vision Transformer in which the attention is the only thing that changes."""
+
+from typing import Any, Literal
+
+import torch
+from timm.layers import PatchEmbed, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
+from timm.models._features import feature_take_indices
+from timm.models._manipulate import checkpoint
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..nn.peers import create_attention
+from ..nn.peers.mlla import MLLABlock
+from .block import Block
+from .maps import attention_maps
+from .positions import resize_positions, sincos_positions
+
+WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
+
+
+class InfViT(nn.Module):
+    """A Vision Transformer with a choice of attention, behind timm's model interface.
+
+    Args:
+        img_size: base image size; with ``dynamic_img_size`` other sizes run too.
+        patch_size: side of a patch.
+        in_chans: image channels.
+        num_classes: classes; 0 for features only.
+        global_pool: ``"token"`` (CLS), ``"avg"``, ``"max"``, ``"avgmax"`` or ``""``; see timm.
+        embed_dim: width D.
+        depth: number of blocks L.
+        num_heads: H; must divide D.
+        mlp_ratio: hidden width of the MLP over D.
+        attention: a name of ``infsa.nn.peers.ATTENTIONS``.
+        attention_options: further options of that mechanism.
+        gamma: decay, for the mechanisms that have one; their default is 0.7.
+        learn_gamma: learn one γ per head.
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``, for InfSA.
+        decay: ``"constant"`` (γ at every layer) or ``"geometric"`` (γ^l at layer l).
+        readout: ``"last"`` classifies the last layer; ``"series"`` classifies LN(Σ_l γ^l Z^(l)), the attention
+            outputs after their projection and without their own γ.
+        class_token: prepend a CLS token.
+        reg_tokens: register tokens after it.
+        pos_embed: ``"learn"``, ``"sincos"`` or ``"none"``.
+        dynamic_img_size: accept any image size; learned positions are resized bicubically.
+        dynamic_img_pad: pad images to a multiple of the patch instead of refusing them.
+        mlp_chunk: tokens per MLP call for long inputs; see :class:`Block`.
+        mlla_block: with ``attention="mlla"``, use the whole MLLA block instead of its core.
+        paper_params: add the two further D×D projections that the paper's parameter counts contain: one per
+            block before the output projection, one with tanh before the classifier.
+        drop_rate: dropout before the classifier.
+        proj_drop_rate: dropout after the attention and in the MLP.
+        attn_drop_rate: dropout on attention weights, for the mechanisms that have it.
+        drop_path_rate: stochastic depth, rising linearly over the blocks.
+
+    Example:
+        >>> model = InfViT(depth=4, num_heads=64, attention="infsa_linear")
+        >>> model(torch.randn(1, 3, 256, 448)).shape
+        torch.Size([1, 1000])
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        embed_dim: int = 1024,
+        depth: int = 4,
+        num_heads: int = 64,
+        mlp_ratio: float = 4.0,
+        attention: str = "infsa_linear",
+        attention_options: dict[str, Any] | None = None,
+        gamma: float | None = None,
+        learn_gamma: bool = False,
+        activation: str | None = None,
+        decay: Literal["constant", "geometric"] = "constant",
+        readout: Literal["last", "series"] = "last",
+        class_token: bool = True,
+        reg_tokens: int = 0,
+        pos_embed: Literal["learn", "sincos", "none"] = "learn",
+        dynamic_img_size: bool = True,
+        dynamic_img_pad: bool = False,
+        mlp_chunk: int | None = None,
+        mlla_block: bool = False,
+        paper_params: bool = False,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__", "device", "dtype")}
+        super().__init__()
+        self.arguments: dict[str, Any] = arguments  # what it takes to build this model again
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        if global_pool is None:
+            global_pool = "token" if class_token else "avg"
+        _check_choice("global_pool", global_pool, ("", "token", "avg", "max", "avgmax"))
+        _check_choice("pos_embed", pos_embed, ("learn", "sincos", "none"))
+        _check_choice("decay", decay, ("constant", "geometric"))
+        _check_choice("readout", readout, ("last", "series"))
+        if global_pool == "token" and not class_token:
+            raise ValueError("global_pool='token' needs class_token=True, got class_token=False")
+        if pos_embed == "sincos" and embed_dim % 4:
+            raise ValueError(f"pos_embed='sincos' needs a width divisible by 4, got embed_dim={embed_dim}")
+        if attention not in WITH_DECAY:
+            for name, value in (("gamma", gamma), ("learn_gamma", learn_gamma or None)):
+                if value is not None:
+                    raise ValueError(f"attention={attention!r} has no decay, got {name}={value!r}")
+            if decay != "constant" or readout != "last":
+                raise ValueError(f"attention={attention!r} has no decay, got decay={decay!r}, readout={readout!r}")
+        if readout == "series" and learn_gamma:
+            raise ValueError("readout='series' needs a fixed gamma, got learn_gamma=True")
+        if mlla_block and attention != "mlla":
+            raise ValueError(f"mlla_block=True needs attention='mlla', got attention={attention!r}")
+
+        self.num_classes, self.global_pool = num_classes, global_pool
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.num_heads, self.attention = num_heads, attention
+        self.has_class_token = class_token
+        self.num_prefix_tokens = int(class_token) + reg_tokens
+        self.gamma = 0.7 if gamma is None else gamma
+        self.decay, self.readout = decay, readout
+        self.dynamic_img_size = dynamic_img_size
+        self.grad_checkpointing = False
+
+        self.patch_embed = PatchEmbed(
+            img_size, patch_size, in_chans, embed_dim,  # type: ignore[arg-type]  # a pair is a patch size too
+            output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=dynamic_img_pad, **factory,
+        )  # fmt: skip
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **factory)) if class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, reg_tokens, embed_dim, **factory)) if reg_tokens else None
+        self.pos_kind = pos_embed
+        length = self.num_prefix_tokens + self.patch_embed.num_patches
+        self.pos_embed = nn.Parameter(torch.empty(1, length, embed_dim, **factory)) if pos_embed == "learn" else None
+
+        chosen = {"learn_gamma": learn_gamma, "activation": activation, "dropout": attn_drop_rate}
+        options = dict(attention_options or {}) | {name: value for name, value in chosen.items() if value}
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        blocks: list[nn.Module] = []
+        for layer, rate in enumerate(rates, start=1):
+            if attention in WITH_DECAY:
+                options["gamma"] = self.layer_gamma(layer)
+            shared = {"grid": self.patch_embed.grid_size, "num_prefix": self.num_prefix_tokens, **factory}
+            block_options: dict[str, Any] = {"dropout": proj_drop_rate, "drop_path": rate, "mlp_chunk": mlp_chunk}
+            if mlla_block:
+                _refuse_block_options(block_options | options | {"paper_params": paper_params or None})
+                blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
+                continue
+            attn = create_attention(attention, embed_dim, num_heads, extra_proj=paper_params, **shared, **options)
+            hidden = int(embed_dim * mlp_ratio)
+            blocks.append(Block(embed_dim, attn, hidden=hidden, **block_options, **factory))
+        self.blocks = nn.ModuleList(blocks)
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": self.patch_embed.feat_ratio()}
+            for i in range(depth)
+        ]
+        self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=1e-6, **factory)
+        self.pre_logits = nn.Linear(embed_dim, embed_dim, **factory) if paper_params else None
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Linear(embed_dim, num_classes, **factory) if num_classes else nn.Identity()
+        self.init_weights()
+
+    def layer_gamma(self, layer: int) -> float:
+        """γ of layer 1, 2, ...: γ, or γ^l if the decay is geometric."""
+        return self.gamma**layer if self.decay == "geometric" else self.gamma
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Truncated normal (σ = 0.02) for linear layers and positions; mechanisms reset what is their own."""
+        for module in self.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and callable(reset):
+                reset()
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for token in (self.cls_token, self.reg_token):
+            if token is not None:
+                nn.init.normal_(token, std=1e-6)
+        if self.pos_embed is not None:
+            trunc_normal_(self.pos_embed, std=0.02)
+
+    # Resolution and positions
+
+    def grid_of(self, images: Tensor) -> tuple[int, int]:
+        """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""
+        if images.dim() != 4 or images.shape[1] != self.patch_embed.proj.in_channels:
+            channels = self.patch_embed.proj.in_channels
+            raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
+        height, width = images.shape[-2:]
+        if not self.dynamic_img_size and (height, width) != tuple(self.patch_embed.img_size):
+            raise ValueError(
+                f"images must be {tuple(self.patch_embed.img_size)}, got {(height, width)}; "
+                "dynamic_img_size=True accepts any size"
+            )
+        rows, columns = self.patch_embed.patch_size
+        if not self.patch_embed.dynamic_img_pad and (height % rows or width % columns):
+            raise ValueError(
+                f"image sides must be multiples of the patch {(rows, columns)}, got {(height, width)}; "
+                "dynamic_img_pad=True pads them"
+            )
+        return self.patch_embed.dynamic_feat_size((height, width))
+
+    def positions(self, grid: tuple[int, int]) -> Tensor | None:
+        """Positions of prefix and patches on a grid, (1, N, D), or None; prefix tokens of sin-cos get zeros."""
+        base = self.patch_embed.grid_size
+        if self.pos_kind == "none":
+            return None
+        if self.pos_embed is None:
+            like = self.patch_embed.proj.weight
+            table = sincos_positions(base, grid, self.embed_dim, like.dtype, like.device).to(like.dtype)
+            return nn.functional.pad(table, (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
+        if all(statically_known_true(size == b) for size, b in zip(grid, base, strict=True)):
+            return self.pos_embed  # asked this way, a dynamic size stays dynamic; resizing would give the same
+        prefix, patches = self.pos_embed.split([self.num_prefix_tokens, base[0] * base[1]], dim=1)
+        resized = resize_positions(patches[0], base, grid).to(prefix.dtype)
+        return torch.cat([prefix, resized.unsqueeze(0)], 1)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images to tokens with positions, (B, N, D), and their grid."""
+        grid = self.grid_of(images)
+        patches = self.patch_embed(images).flatten(1, 2)
+        prefix = [
+            token.expand(images.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
+        ]
+        x = torch.cat([*prefix, patches], 1)
+        positions = self.positions(grid)
+        return x if positions is None else x + positions, grid
+
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Make another image or patch size the base, resizing learned positions and patch weights."""
+        before = self.patch_embed.grid_size
+        img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        self.arguments |= {"img_size": self.patch_embed.img_size, "patch_size": self.patch_embed.patch_size}
+        grid = self.patch_embed.grid_size
+        if self.pos_embed is not None and grid != before:
+            with torch.no_grad():
+                prefix, patches = self.pos_embed.split([self.num_prefix_tokens, before[0] * before[1]], dim=1)
+                resized = resize_positions(patches[0], before, grid).to(prefix.dtype).unsqueeze(0)
+            self.pos_embed = nn.Parameter(torch.cat([prefix.detach(), resized], 1))
+
+    # Forward
+
+    def key_mask(self, patch_mask: Tensor | None, grid: tuple[int, int]) -> Tensor | None:
+        """A patch mask (B, h, w), True for real patches, as a token mask (B, N); prefix tokens are real."""
+        if patch_mask is None:
+            return None
+        if patch_mask.dtype != torch.bool or tuple(patch_mask.shape[1:]) != tuple(grid):
+            shape = tuple(patch_mask.shape)
+            raise ValueError(f"patch_mask must be boolean (B, {grid[0]}, {grid[1]}), got {patch_mask.dtype} {shape}")
+        return nn.functional.pad(patch_mask.flatten(1), (self.num_prefix_tokens, 0), value=True)
+
+    def run_block(self, block: nn.Module, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None = None) -> Tensor:
+        """One block, under gradient checkpointing if it is on."""
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, grid, self.num_prefix_tokens, key_mask)
+        return block(x, grid, self.num_prefix_tokens, key_mask)
+
+    def forward_features(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """Images (B, C, H, W) to normalised tokens (B, N, D); ``patch_mask`` (B, h, w) hides padding."""
+        x, grid = self.embed(images)
+        key_mask = self.key_mask(patch_mask, grid)
+        if self.readout == "series":
+            return self.norm(self._series(x, grid, key_mask))
+        for block in self.blocks:
+            x = self.run_block(block, x, grid, key_mask)
+        return self.norm(x)
+
+    def _series(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None) -> Tensor:
+        """S_L = Σ_l γ^l Z^(l). Attention is affine in γ, so Z is its output with γ divided out."""
+        total = torch.zeros_like(x)
+        for layer, block in enumerate(self.blocks, start=1):
+            assert isinstance(block, Block)
+            attended = block.attend(x, grid, self.num_prefix_tokens, key_mask)
+            offset = block.attn.offset()
+            total = total + self.gamma**layer * ((attended - offset) / self.layer_gamma(layer) + offset)
+            x = block.add(x, attended)
+        return total
+
+    def pool(self, x: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, D) to one vector per image, by ``global_pool``."""
+        if patch_mask is not None and self.global_pool == "avg":
+            real = patch_mask.flatten(1).to(x.dtype).unsqueeze(-1)
+            return (x[:, self.num_prefix_tokens :] * real).sum(1) / real.sum(1).clamp_min(1)
+        if patch_mask is not None and self.global_pool != "token":
+            raise ValueError(f"patch_mask needs global_pool 'token' or 'avg', got {self.global_pool!r}")
+        return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False, patch_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, D) to logits (B, classes), or to the vector before the classifier."""
+        x = self.pool(x, patch_mask)
+        if self.pre_logits is not None:
+            x = torch.tanh(self.pre_logits(x))
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """Images (B, C, H, W) to logits (B, classes)."""
+        return self.forward_head(self.forward_features(images, patch_mask), patch_mask=patch_mask)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features after the chosen blocks, as timm defines it: (final, [features]) or [features]."""
+        _check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW", "NLC"))
+        take, last = feature_take_indices(len(self.blocks), indices)
+        as_image = str(getattr(output_fmt, "value", output_fmt)) == "NCHW"
+        x, grid = self.embed(x)
+        features = []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self.run_block(block, x, grid)
+            if index in take:
+                features.append(self.norm(x) if norm else x)
+        prefixes = [feature[:, : self.num_prefix_tokens] for feature in features]
+        features = [feature[:, self.num_prefix_tokens :] for feature in features]
+        if as_image:
+            features = [f.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for f in features]
+        result = list(zip(features, prefixes, strict=True)) if return_prefix_tokens else features
+        return result if intermediates_only else (self.norm(x), result)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks after the last wanted one, and the head; returns the indices kept."""
+        take, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.pre_logits = None
+            self.reset_classifier(0)
+        return take
+
+    def attention_maps(
+        self,
+        images: Tensor,
+        layer: int = -1,
+        head: int | None = None,
+        method: str = "last",
+        **options: Any,
+    ) -> Tensor:
+        """Where the model looks, (B, h, w), each map summing to 1; see :func:`infsa.models.maps.attention_maps`."""
+        return attention_maps(self, images, layer=layer, head=head, method=method, **options)
+
+    # timm's housekeeping
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that should not decay."""
+        own = {name for name, _ in self.named_parameters() if name.endswith("decay.logit")}
+        return {"pos_embed", "cls_token", "reg_token"} | own
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups, for layer-wise learning rates."""
+        return {
+            "stem": r"^cls_token|reg_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier, and the pooling if given."""
+        if global_pool is not None:
+            _check_choice("global_pool", global_pool, ("", "token", "avg", "max", "avgmax"))
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        self.arguments |= {"num_classes": num_classes, "global_pool": self.global_pool}
+        like = self.patch_embed.proj.weight
+        self.head = (
+            nn.Linear(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
+            if num_classes
+            else nn.Identity()
+        )
+        self.head.train(self.training)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+
+
+def _refuse_block_options(options: dict[str, Any]) -> None:
+    """The MLLA block is its own block: options of the plain one do not apply."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"mlla_block=True does not take {name}, got {value!r}")

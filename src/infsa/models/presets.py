@@ -1,0 +1,114 @@
+"""The published model names, registered with timm."""
+
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from .infvit import InfViT
+
+
+def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
+    """Data settings; the paper validates at 224 out of 257 pixels."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, size, size),
+        "pool_size": None,
+        "crop_pct": 224 / 257 if size == 224 else 1.0,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "fixed_input_size": False,
+        "license": "mit",
+        **overrides,
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "infvit_linear_4l64h_patch16_224": _cfg(),
+        "infvit_pure_4l16h_patch16_224": _cfg(),
+        "infvit_linear_24l16h_patch16_224": _cfg(),
+        "infvit_pure_24l16h_patch16_224": _cfg(),
+        "vit_4l16h_patch16_224": _cfg(),
+        "vit_24l16h_patch16_224": _cfg(),
+        "infvit_linear_tiny": _cfg(64),
+        "infvit_pure_tiny": _cfg(64),
+        "vit_tiny": _cfg(64),
+    }
+)
+MODELS = tuple(default_cfgs)
+
+TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
+
+
+def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: Any) -> InfViT:
+    out_indices = overrides.pop("out_indices", 3)
+    options = {**preset, **overrides, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
+    if not pretrained:
+        return build_model_with_cfg(InfViT, name, False, **options)
+    try:
+        return build_model_with_cfg(InfViT, name, True, **options)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = "; ".join(line.strip() for line in lines[:3])
+        raise ValueError(f"{name}: its weights could not be loaded: {reason}") from error
+
+
+@register_model
+def infvit_linear_4l64h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Linear InfViT, 4 layers, 64 heads of width 16."""
+    name = "infvit_linear_4l64h_patch16_224"
+    return _create(name, pretrained, kwargs, depth=4, num_heads=64, attention="infsa_linear")
+
+
+@register_model
+def infvit_pure_4l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Pure InfViT, 4 layers, 16 heads of width 64."""
+    name = "infvit_pure_4l16h_patch16_224"
+    return _create(name, pretrained, kwargs, depth=4, num_heads=16, attention="infsa_pure")
+
+
+@register_model
+def infvit_linear_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Linear InfViT, 24 layers, 16 heads."""
+    name = "infvit_linear_24l16h_patch16_224"
+    return _create(name, pretrained, kwargs, depth=24, num_heads=16, attention="infsa_linear")
+
+
+@register_model
+def infvit_pure_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Pure InfViT, 24 layers, 16 heads."""
+    name = "infvit_pure_24l16h_patch16_224"
+    return _create(name, pretrained, kwargs, depth=24, num_heads=16, attention="infsa_pure")
+
+
+@register_model
+def vit_4l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Softmax ViT, 4 layers, 16 heads: the baseline in the same scaffold."""
+    return _create("vit_4l16h_patch16_224", pretrained, kwargs, depth=4, num_heads=16, attention="softmax")
+
+
+@register_model
+def vit_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Softmax ViT, 24 layers, 16 heads."""
+    return _create("vit_24l16h_patch16_224", pretrained, kwargs, depth=24, num_heads=16, attention="softmax")
+
+
+@register_model
+def infvit_linear_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Linear InfViT for 64 px: width 192, 6 layers, 12 heads."""
+    return _create("infvit_linear_tiny", pretrained, kwargs, **TINY, num_heads=12, attention="infsa_linear")
+
+
+@register_model
+def infvit_pure_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Pure InfViT for 64 px: width 192, 6 layers, 3 heads."""
+    return _create("infvit_pure_tiny", pretrained, kwargs, **TINY, num_heads=3, attention="infsa_pure")
+
+
+@register_model
+def vit_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
+    """Softmax ViT for 64 px: width 192, 6 layers, 3 heads."""
+    return _create("vit_tiny", pretrained, kwargs, **TINY, num_heads=3, attention="softmax")

@@ -1,0 +1,163 @@
+"""The scaffold of the compared mechanisms: one constructor, one forward, one kind of map."""
+
+from typing import ClassVar, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from ...ops.validate import cast_output, check_count, check_token_mask, shape_of
+from ..infsa import _check_heads, project_out
+from .layout import Grid, Layout
+
+
+class Projections(TypedDict, total=False):
+    """How the projections of a mechanism are built."""
+
+    bias: bool
+    extra_proj: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class Scaffold(Projections, total=False):
+    """The constructor arguments of every mechanism beside ``dim``, ``num_heads`` and ``grid``."""
+
+    num_prefix: int
+
+
+class Attention(nn.Module):
+    """One attention mechanism, (B, N, D) -> (B, N, D), exchangeable with the others.
+
+    The N tokens are ``num_prefix`` prefix tokens (none, a class token, registers) and then the h·w patches of
+    a grid, row by row. Prefix tokens are queries, keys and values like all others. What knows about positions
+    (convolutions, pooling, position tables) sees patches only. Everything runs at any grid: learned position
+    tables are sized for the grid given at construction and resized to the grid of the call.
+
+    Sums over tokens, norms, exponentials and distances are kept in float32 (float64 for float64), under
+    autocast too.
+
+    Args:
+        dim: width D of the tokens.
+        num_heads: H; must divide ``dim``.
+        grid: (h, w), the size of learned position tables.
+        num_prefix: prefix tokens that learned position tables have rows for.
+        bias: whether the projections have biases.
+        extra_proj: one more D×D projection, ``extra``, between the joined heads and the output projection: the
+            paper's parameter count.
+        device: as in torch.
+        dtype: as in torch.
+
+    Example:
+        >>> attention = create_attention("agent", 192, 3, grid=(14, 14))
+        >>> attention(torch.randn(2, 1 + 20 * 30, 192), grid=(20, 30)).shape
+        torch.Size([2, 601, 192])
+    """
+
+    name: ClassVar[str]
+    has_map: ClassVar[bool] = True
+    no_map: ClassVar[str] = ""  # why there is no map
+    no_mask: ClassVar[str] = ""  # why a key mask cannot be honoured
+    prefix_table: bool = False  # prefix tokens have learned terms, so their number is fixed
+
+    extra: nn.Linear | None
+    proj: nn.Linear
+
+    def _describe(self, dim: int, num_heads: int, grid: Grid, num_prefix: int) -> None:
+        """Check and keep what every mechanism is built for."""
+        _check_heads(dim, num_heads)
+        _check_layout(grid, num_prefix)
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.grid: Grid = (grid[0], grid[1])
+        self.num_prefix = num_prefix
+
+    def forward(self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
+        """Attend: x (B, N, D) -> (B, N, D), N = num_prefix + h·w.
+
+        ``key_mask`` (B, N) is True for real tokens. The others have no influence on real tokens, whatever they
+        contain; their own rows of the result mean nothing. A mechanism that pools to one row returns an
+        expanded view of it.
+        """
+        layout = self._layout(x, grid, num_prefix, key_mask)
+        return self._output(layout.zero_masked(x), layout).expand(-1, x.shape[1], -1)
+
+    def weights(self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
+        """How much each token takes from each: (B, H, N, N), or (B, H, 1, N) where all take the same.
+
+        Non-negative, in the type of x, without γ. Refused where the mechanism has no such weights.
+        """
+        if not self.has_map:
+            raise ValueError(f"{self.name} has no attention map: {self.no_map}")
+        layout = self._layout(x, grid, num_prefix, key_mask)
+        return cast_output(self._weights(layout.zero_masked(x), layout), x.dtype)
+
+    def values(self, x: Tensor) -> Tensor:
+        """What ``weights`` weigh, γ included: (B, N, D) -> (B, H, N, d).
+
+        ``weights @ values`` are the heads before the output projections, up to the convolutions of the mechanisms
+        that have one (and for one hop, in Pure InfSA).
+        """
+        if not self.has_map:
+            raise ValueError(f"{self.name} has no attention map: {self.no_map}")
+        return self._values(x)
+
+    def offset(self) -> Tensor:
+        """What a token receives from heads that give nothing, the biases of the output projections: (D,)."""
+        return project_out(self.proj.weight.new_zeros(self.dim), self.extra, self.proj)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter and buffer again, for instance after ``to_empty`` on a meta module."""
+        reset_submodules(self)
+        self._reset_own()
+
+    def extra_repr(self) -> str:
+        """What ``print(module)`` shows."""
+        return f"dim={self.dim}, num_heads={self.num_heads}, grid={self.grid}, num_prefix={self.num_prefix}"
+
+    def _reset_own(self) -> None:
+        """Draw the parameters and buffers that belong to no submodule."""
+
+    def _output(self, x: Tensor, layout: Layout) -> Tensor:
+        """The result for x with masked rows zeroed: (B, N, D), or (B, 1, D) where all rows are equal."""
+        raise NotImplementedError
+
+    def _weights(self, x: Tensor, layout: Layout) -> Tensor:
+        """The map for x with masked rows zeroed, in any type."""
+        raise NotImplementedError
+
+    def _values(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _layout(self, x: Tensor, grid: Grid, num_prefix: int, key_mask: Tensor | None) -> Layout:
+        """Check the arguments of a call."""
+        _check_layout(grid, num_prefix)
+        if x.dim() != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x must have shape (B, N, {self.dim}), got {shape_of(x)}")
+        if x.shape[1] != num_prefix + grid[0] * grid[1]:
+            raise ValueError(
+                f"x must have num_prefix + h·w tokens, got N={x.shape[1]} "
+                f"with grid={tuple(grid)} and num_prefix={num_prefix}"
+            )
+        if self.prefix_table and num_prefix != self.num_prefix:
+            raise ValueError(
+                f"{self.name} was built with learned terms for num_prefix={self.num_prefix}, got {num_prefix}"
+            )
+        check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+        if key_mask is not None and self.no_mask:
+            raise ValueError(f"{self.name} cannot honour key_mask: {self.no_mask}")
+        return Layout((grid[0], grid[1]), num_prefix, key_mask)
+
+
+def reset_submodules(module: nn.Module) -> None:
+    """Call ``reset_parameters`` of every submodule that has it."""
+    for child in module.modules():
+        reset = getattr(child, "reset_parameters", None)
+        if child is not module and callable(reset):
+            reset()
+
+
+def _check_layout(grid: Grid, num_prefix: int) -> None:
+    if not isinstance(grid, tuple | list | torch.Size) or len(grid) != 2:
+        raise ValueError(f"grid must be (h, w), got {grid!r}")
+    check_count(grid[0], "h of grid")
+    check_count(grid[1], "w of grid")
+    check_count(num_prefix, "num_prefix", at_least=0)

@@ -1,0 +1,146 @@
+"""The two InfSA layers behind the interface of the compared mechanisms."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from ...ops import spread
+from ..infsa import LinearInfSA, PureInfSA, scale_heads, split_heads
+from .base import Attention, Projections
+from .layout import Grid, Layout
+
+
+class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
+    """:class:`infsa.nn.PureInfSA` called like the other mechanisms. The map is Â, without γ, whatever ``hops`` is.
+
+    Args:
+        dim: width D of the tokens.
+        num_heads: H; must divide ``dim``.
+        grid: (h, w); there is no position term.
+        gamma: see :class:`infsa.nn.PureInfSA`, as for all that follow.
+        learn_gamma: learn one γ per head.
+        activation: ``"gelu"`` has no map: its weights can be negative.
+        hops: path lengths summed inside the layer.
+        dropout: on the attention weights, in training.
+        impl: which implementation runs.
+        **projections: see :class:`Attention`.
+
+    Example:
+        >>> PureInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
+        torch.Size([2, 197, 192])
+    """
+
+    name = "infsa_pure"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: Grid,
+        num_prefix: int = 1,
+        gamma: float = 0.7,
+        learn_gamma: bool = False,
+        activation: str = "relu",
+        hops: float = 1,
+        dropout: float = 0.0,
+        impl: str = "auto",
+        **projections: Unpack[Projections],
+    ) -> None:
+        PureInfSA.__init__(
+            self,
+            dim,
+            num_heads,
+            gamma=gamma,
+            learn_gamma=learn_gamma,
+            activation=activation,
+            hops=hops,
+            dropout=dropout,
+            impl=impl,
+            **projections,
+        )
+        self._describe(dim, num_heads, grid, num_prefix)
+
+    def _output(self, x: Tensor, layout: Layout) -> Tensor:
+        return PureInfSA.forward(self, x, layout.key_mask)
+
+    def _weights(self, x: Tensor, layout: Layout) -> Tensor:
+        _refuse_negative(self.name, self.activation)
+        return PureInfSA.weights(self, x, layout.key_mask)
+
+    def _values(self, x: Tensor) -> Tensor:
+        return scale_heads(self._project(x)[2], self.decay())
+
+
+class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
+    """:class:`infsa.nn.LinearInfSA` called like the other mechanisms. The map is a: one row, or N with ``queries`` > 1.
+
+    Args:
+        dim: width D of the tokens.
+        num_heads: H; must divide ``dim``.
+        grid: (h, w); there is no position term.
+        tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
+        gamma: decay.
+        learn_gamma: learn one γ per head.
+        activation: ``"gelu"`` has no map: its weights can be negative.
+        iterations: scoring rounds.
+        queries: central queries per head.
+        impl: which implementation runs.
+        **projections: see :class:`Attention`.
+
+    Example:
+        >>> LinearInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
+        torch.Size([2, 197, 192])
+    """
+
+    name = "infsa_linear"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: Grid,
+        num_prefix: int = 1,
+        tied: bool = True,
+        gamma: float = 0.7,
+        learn_gamma: bool = False,
+        activation: str = "relu",
+        iterations: int = 1,
+        queries: int = 1,
+        impl: str = "auto",
+        **projections: Unpack[Projections],
+    ) -> None:
+        LinearInfSA.__init__(
+            self,
+            dim,
+            num_heads,
+            tied=tied,
+            gamma=gamma,
+            learn_gamma=learn_gamma,
+            activation=activation,
+            iterations=iterations,
+            queries=queries,
+            impl=impl,
+            **projections,
+        )
+        self._describe(dim, num_heads, grid, num_prefix)
+
+    def _output(self, x: Tensor, layout: Layout) -> Tensor:
+        return LinearInfSA.forward(self, x, layout.key_mask)
+
+    def _weights(self, x: Tensor, layout: Layout) -> Tensor:
+        _refuse_negative(self.name, self.activation)
+        weights = LinearInfSA.weights(self, x, layout.key_mask)
+        if self.queries == 1:
+            return weights.unsqueeze(2)
+        _, groups = self._rows(x, layout.key_mask, False)
+        return spread(weights, groups, layout.key_mask)
+
+    def _values(self, x: Tensor) -> Tensor:
+        return scale_heads(split_heads(self.v(x), self.num_heads), self.decay())
+
+
+def _refuse_negative(name: str, activation: str) -> None:
+    if activation == "gelu":
+        raise ValueError(f"{name} has no attention map with activation='gelu': its weights can be negative")

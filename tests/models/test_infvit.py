@@ -1,0 +1,232 @@
+"""The scaffold: resolution, prefix tokens, masks, decay, read-out, long inputs."""
+
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+import infsa
+from infsa.models.infvit import InfViT
+from infsa.models.positions import resize_positions
+
+from .helpers import NAMES, SMALL, images, small
+
+
+@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 64), (64, 24)])
+def test_every_mechanism_runs_at_any_size(attention, height, width):
+    model = small(attention)
+    with torch.no_grad():
+        out = model(images(height=height, width=width))
+    assert out.shape == (2, 5)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.parametrize(("class_token", "reg_tokens"), [(False, 0), (True, 0), (True, 3), (False, 2)])
+def test_prefix_tokens(attention, class_token, reg_tokens):
+    model = small(attention, class_token=class_token, reg_tokens=reg_tokens)
+    assert model.global_pool == ("token" if class_token else "avg")
+    with torch.no_grad():
+        tokens = model.forward_features(images(height=24, width=40))
+    assert tokens.shape == (2, model.num_prefix_tokens + 15, 32)
+
+
+def test_no_two_mechanisms_agree():
+    with torch.no_grad():
+        outputs = [small(name)(images()) for name in NAMES]
+    for i, first in enumerate(outputs):
+        for second in outputs[:i]:
+            assert (first - second).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("attention", NAMES)
+def test_every_parameter_receives_a_finite_gradient(attention):
+    model = small(attention, paper_params=True, reg_tokens=1).train()
+    for parameter in model.parameters():  # zero-initialised tables would hide what lies behind them
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens = model.forward_features(images())  # all of them: the class token alone sees no convolution at the end
+    weights = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(1))
+    loss = torch.nn.functional.cross_entropy(model.forward_head(tokens), torch.tensor([1, 3]))
+    (loss + (weights * tokens).mean()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (7, 5), (2, 3), (16, 9)])
+def test_positions_equal_torchs_bicubic(grid):
+    table = torch.randn(6 * 4, 8, dtype=torch.float64)
+    image = table.unflatten(0, (6, 4)).permute(2, 0, 1)[None]
+    expected = interpolate(image, size=grid, mode="bicubic", align_corners=False, antialias=False)
+    torch.testing.assert_close(resize_positions(table, (6, 4), grid), expected[0].permute(1, 2, 0).flatten(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_positions_are_resized_in_float32(dtype):
+    table = torch.randn(16, 8).to(dtype)
+    assert resize_positions(table, (4, 4), (5, 6)).dtype == torch.float32
+    assert small().to(dtype).positions((5, 6)).dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["sincos", "none"])
+def test_other_positions(kind):
+    model = small(pos_embed=kind)
+    assert model.pos_embed is None
+    with torch.no_grad():
+        assert model(images(height=40, width=24)).isfinite().all()
+        flipped = model(images(height=40, width=24).flip(-1))
+    assert flipped.isfinite().all()
+    if kind == "sincos":
+        positions = model.positions((4, 4))[0, 1:]
+        assert torch.unique(positions.round(decimals=5), dim=0).shape[0] == 16
+
+
+def test_padding_to_the_patch():
+    model = small(dynamic_img_pad=True)
+    x = images(height=30, width=37)
+    padded = torch.nn.functional.pad(x, (0, 3, 0, 2))
+    torch.testing.assert_close(model(x), model(padded))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infsa_pure", "infsa_linear", "mean", "energy", "performer"])
+@pytest.mark.parametrize("class_token", [True, False])
+def test_patch_mask_hides_patches(attention, class_token):
+    model = small(attention, class_token=class_token).double()
+    x = images().double()
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[:, :, 3:] = False
+    changed = x.clone()
+    changed[..., 24:] = 7.0
+    torch.testing.assert_close(model(x, mask), model(changed, mask))
+    assert not torch.allclose(model(x), model(changed))
+
+
+def test_mlp_chunk_changes_nothing():
+    plain, chunked = small(), small(mlp_chunk=5)
+    chunked.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(chunked(images()), plain(images()))
+
+
+@pytest.mark.parametrize("attention", ["infsa_pure", "infsa_linear", "softmax", "mlla"])
+def test_gradient_checkpointing_changes_nothing(attention):
+    gradients = []
+    for enable in (False, True):
+        model = small(attention).train()
+        model.set_grad_checkpointing(enable)
+        model(images()).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_decay_is_constant_or_geometric():
+    assert [block.attn.decay.gamma for block in small(gamma=0.5).blocks] == [0.5, 0.5]
+    assert [block.attn.decay.gamma for block in small(gamma=0.5, decay="geometric").blocks] == [0.5, 0.25]
+    learned = small(learn_gamma=True).train()
+    learned(images()).sum().backward()
+    assert all((block.attn.decay.logit.grad != 0).all() for block in learned.blocks)
+    assert {"blocks.0.attn.decay.logit", "pos_embed"} <= learned.no_weight_decay()
+
+
+@pytest.mark.parametrize("attention", ["infsa_pure", "infsa_linear"])
+@pytest.mark.parametrize("decay", ["constant", "geometric"])
+@pytest.mark.parametrize("paper_params", [True, False])
+def test_series_read_out(attention, decay, paper_params):
+    """head(LN(Σ γ^l Z^(l))), Z the attention output after its projection, without γ."""
+    gamma = 0.6
+    model = small(attention, readout="series", gamma=gamma, decay=decay, paper_params=paper_params).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    x, grid = model.embed(images().double())
+    total = 0
+    for layer, block in enumerate(model.blocks, start=1):
+        normed = block.norm1(x)
+        weights, values = block.attn.weights(normed, grid, 1), block.attn.values(normed)
+        joined = (weights @ values).transpose(1, 2).flatten(2) / (gamma**layer if decay == "geometric" else gamma)
+        if paper_params:
+            joined = block.attn.extra(joined)
+        total = total + gamma**layer * block.attn.proj(joined)
+        x = block(x, grid, 1)
+    expected = model.forward_head(model.norm(total.expand_as(x)))
+    torch.testing.assert_close(model(images().double()), expected)
+
+
+def test_linear_attention_branch_has_rank_one():
+    model = small("infsa_linear").double()
+    x, grid = model.embed(images().double())
+    branch = model.blocks[0].attend(x, grid, 1)
+    assert all(torch.linalg.matrix_rank(item) == 1 for item in branch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("attention", NAMES)
+def test_half_precision_is_finite(attention, dtype):
+    model = small(attention).to(dtype)
+    with torch.no_grad():
+        assert model(images().to(dtype)).isfinite().all()
+        assert model((images() * 100).to(dtype)).isfinite().all()
+
+
+def test_input_size_can_be_reset():
+    model = small()
+    x = images(height=64, width=48)
+    with torch.no_grad():
+        before = model(x)
+        model.set_input_size((64, 48))
+        assert model.patch_embed.grid_size == (8, 6)
+        torch.testing.assert_close(model(x), before)
+    model.set_input_size(patch_size=(16, 16))
+    assert model(x).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "sofmax"}, "'sofmax'"),
+        ({"attention": "softmax", "gamma": 0.5}, "has no decay, got gamma=0.5"),
+        ({"attention": "mlla", "decay": "geometric"}, "decay='geometric'"),
+        ({"attention": "softmax", "attention_options": {"queries": 3}}, "queries"),
+        ({"attention": "softmax", "activation": "relu"}, "activation"),
+        ({"learn_gamma": True, "readout": "series"}, "learn_gamma=True"),
+        ({"mlla_block": True}, "mlla_block=True"),
+        ({"attention": "mlla", "mlla_block": True, "mlp_chunk": 4}, "mlp_chunk"),
+        ({"global_pool": "token", "class_token": False}, "class_token=False"),
+        ({"global_pool": "map"}, "'map'"),
+        ({"pos_embed": "rope"}, "'rope'"),
+        ({"num_heads": 5}, "got 5"),
+        ({"mlp_chunk": 0}, "got 0"),
+        ({"gamma": 1.0}, "got 1.0"),
+    ],
+)
+def test_wrong_configuration_is_one_line(options, message):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        InfViT(**{**SMALL, **options})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({}, (1, 3, 33, 32), "got (33, 32)"),
+        ({"dynamic_img_size": False}, (1, 3, 64, 64), "got (64, 64)"),
+        ({}, (1, 1, 32, 32), "got (1, 1, 32, 32)"),
+        ({}, (3, 32, 32), "got (3, 32, 32)"),
+    ],
+)
+def test_wrong_images_are_one_line(options, shape, message):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        small(**options)(torch.randn(shape))
+    assert message in str(error.value)
+
+
+def test_wrong_patch_mask_is_one_line():
+    with pytest.raises(ValueError, match="patch_mask must be boolean"):
+        small()(images(), torch.ones(2, 16, dtype=torch.bool))
+
+
+def test_large_presets_run_on_this_machine():
+    """Each of the nine at 224², 256×448 and 1024² is in benchmarks; here one full-size model once."""
+    model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=3).eval()
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 256, 448)).shape == (1, 3)
