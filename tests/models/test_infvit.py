@@ -120,6 +120,12 @@ def test_gradient_checkpointing_changes_nothing(attention):
         torch.testing.assert_close(a, b)
 
 
+def test_every_performer_layer_draws_its_own_features():
+    first, second = (block.attn.directions for block in small("performer").blocks)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, small("performer", seed=5).blocks[0].attn.directions)
+
+
 def test_decay_is_constant_or_geometric():
     assert [block.attn.decay.gamma for block in small(gamma=0.5).blocks] == [0.5, 0.5]
     assert [block.attn.decay.gamma for block in small(gamma=0.5, decay="geometric").blocks] == [0.5, 0.25]

@@ -52,8 +52,9 @@ def test_the_folder_holds_safetensors_configuration_and_card(saved):
     assert "`agent`" in card
 
 
-def test_a_model_without_a_name_and_with_a_new_head_comes_back(tmp_path):
-    model = small("infsa_pure", gamma=0.6)
+@pytest.mark.parametrize("attention", ["infsa_pure", "flatten", "agent", "linformer", "soft", "performer"])
+def test_a_model_without_a_name_and_with_a_new_head_and_size_comes_back(attention, tmp_path):
+    model = small(attention, drop_path_rate=0.1)
     model.reset_classifier(9)
     model.set_input_size((48, 32))
     folder = save_weights(model, tmp_path)

@@ -156,3 +156,17 @@ def test_autocast_does_not_overflow(impl, kind, autocast):
         out = ours(x, x, x, 0.7)
     assert out.dtype == torch.float32
     assert torch.allclose(out, torch.tensor(7e3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"queries": 2}, {"causal": "chunk", "chunk_size": 3000}], ids=str)
+def test_gradients_are_summed_over_many_tokens_in_float32(dtype, options):
+    """What many tokens share gets the sum of their gradients: kept in half precision it would stop growing."""
+    q, k, v = tokens(7, 6000, batch=1, heads=1, dtype=dtype)
+    gradients = []
+    for exact in (True, False):
+        inputs = [(x.double() if exact else x).detach().requires_grad_() for x in (q, k, v)]
+        infsa.linear_attention(*inputs, **options).double().sum().backward()
+        gradients.append([x.grad.double() for x in inputs])
+    for expected, actual in zip(*gradients, strict=True):
+        assert (actual - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()

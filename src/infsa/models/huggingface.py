@@ -44,6 +44,7 @@ class InfViTConfig(PretrainedConfig):
         mlp_ratio: float = 4.0,
         attention: str = "infsa_linear",
         attention_options: dict[str, Any] | None = None,
+        attention_grid: list[int] | None = None,
         gamma: float | None = None,
         learn_gamma: bool = False,
         activation: str | None = None,

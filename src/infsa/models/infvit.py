@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from timm.layers import PatchEmbed, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
+from timm.layers import PatchEmbed, global_pool_nlc, trunc_normal_
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
@@ -13,9 +13,8 @@ from ..nn.peers import create_attention
 from ..nn.peers.mlla import MLLABlock
 from .block import Block
 from .maps import attention_maps
+from .options import POOLS, WITH_DECAY, check_choice, check_options
 from .positions import resize_positions, sincos_positions
-
-WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
 
 
 class InfViT(nn.Module):
@@ -33,6 +32,7 @@ class InfViT(nn.Module):
         mlp_ratio: hidden width of the MLP over D.
         attention: a name of ``infsa.nn.peers.ATTENTIONS``.
         attention_options: further options of that mechanism.
+        attention_grid: the patch grid that its learned position tables are made for; default that of ``img_size``.
         gamma: decay, for the mechanisms that have one; their default is 0.7.
         learn_gamma: learn one γ per head.
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``, for InfSA.
@@ -72,6 +72,7 @@ class InfViT(nn.Module):
         mlp_ratio: float = 4.0,
         attention: str = "infsa_linear",
         attention_options: dict[str, Any] | None = None,
+        attention_grid: tuple[int, int] | None = None,
         gamma: float | None = None,
         learn_gamma: bool = False,
         activation: str | None = None,
@@ -98,24 +99,7 @@ class InfViT(nn.Module):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if global_pool is None:
             global_pool = "token" if class_token else "avg"
-        _check_choice("global_pool", global_pool, ("", "token", "avg", "max", "avgmax"))
-        _check_choice("pos_embed", pos_embed, ("learn", "sincos", "none"))
-        _check_choice("decay", decay, ("constant", "geometric"))
-        _check_choice("readout", readout, ("last", "series"))
-        if global_pool == "token" and not class_token:
-            raise ValueError("global_pool='token' needs class_token=True, got class_token=False")
-        if pos_embed == "sincos" and embed_dim % 4:
-            raise ValueError(f"pos_embed='sincos' needs a width divisible by 4, got embed_dim={embed_dim}")
-        if attention not in WITH_DECAY:
-            for name, value in (("gamma", gamma), ("learn_gamma", learn_gamma or None)):
-                if value is not None:
-                    raise ValueError(f"attention={attention!r} has no decay, got {name}={value!r}")
-            if decay != "constant" or readout != "last":
-                raise ValueError(f"attention={attention!r} has no decay, got decay={decay!r}, readout={readout!r}")
-        if readout == "series" and learn_gamma:
-            raise ValueError("readout='series' needs a fixed gamma, got learn_gamma=True")
-        if mlla_block and attention != "mlla":
-            raise ValueError(f"mlla_block=True needs attention='mlla', got attention={attention!r}")
+        check_options(arguments | {"global_pool": global_pool})
 
         self.num_classes, self.global_pool = num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
@@ -137,23 +121,26 @@ class InfViT(nn.Module):
         length = self.num_prefix_tokens + self.patch_embed.num_patches
         self.pos_embed = nn.Parameter(torch.empty(1, length, embed_dim, **factory)) if pos_embed == "learn" else None
 
+        self.attention_grid = tuple(attention_grid or self.patch_embed.grid_size)
         chosen = {"learn_gamma": learn_gamma, "activation": activation, "dropout": attn_drop_rate}
         options = dict(attention_options or {}) | {name: value for name, value in chosen.items() if value}
-        rates = calculate_drop_path_rates(drop_path_rate, depth)
-        blocks: list[nn.Module] = []
-        for layer, rate in enumerate(rates, start=1):
-            if attention in WITH_DECAY:
-                options["gamma"] = self.layer_gamma(layer)
-            shared = {"grid": self.patch_embed.grid_size, "num_prefix": self.num_prefix_tokens, **factory}
-            block_options: dict[str, Any] = {"dropout": proj_drop_rate, "drop_path": rate, "mlp_chunk": mlp_chunk}
+        shared = {"grid": self.attention_grid, "num_prefix": self.num_prefix_tokens, **factory}
+        hidden = int(embed_dim * mlp_ratio)
+        self.blocks = nn.ModuleList()
+        for layer, rate in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist(), start=1):
             if mlla_block:
-                _refuse_block_options(block_options | options | {"paper_params": paper_params or None})
-                blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
+                self.blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
                 continue
-            attn = create_attention(attention, embed_dim, num_heads, extra_proj=paper_params, **shared, **options)
-            hidden = int(embed_dim * mlp_ratio)
-            blocks.append(Block(embed_dim, attn, hidden=hidden, **block_options, **factory))
-        self.blocks = nn.ModuleList(blocks)
+            own = {"gamma": self.layer_gamma(layer)} if attention in WITH_DECAY else {}
+            if attention == "performer":
+                own["seed"] = layer  # every layer its own random features
+            attn = create_attention(
+                attention, embed_dim, num_heads, extra_proj=paper_params, **shared, **{**own, **options}
+            )
+            block = Block(
+                embed_dim, attn, hidden=hidden, dropout=proj_drop_rate, drop_path=rate, mlp_chunk=mlp_chunk, **factory
+            )
+            self.blocks.append(block)
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": self.patch_embed.feat_ratio()}
             for i in range(depth)
@@ -240,7 +227,11 @@ class InfViT(nn.Module):
         before = self.patch_embed.grid_size
         img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
-        self.arguments |= {"img_size": self.patch_embed.img_size, "patch_size": self.patch_embed.patch_size}
+        self.arguments |= {
+            "img_size": self.patch_embed.img_size,
+            "patch_size": self.patch_embed.patch_size,
+            "attention_grid": self.attention_grid,  # tables of the mechanisms stay as they are
+        }
         grid = self.patch_embed.grid_size
         if self.pos_embed is not None and grid != before:
             with torch.no_grad():
@@ -318,7 +309,7 @@ class InfViT(nn.Module):
         intermediates_only: bool = False,
     ) -> Any:
         """Features after the chosen blocks, as timm defines it: (final, [features]) or [features]."""
-        _check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW", "NLC"))
+        check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
         as_image = str(getattr(output_fmt, "value", output_fmt)) == "NCHW"
         x, grid = self.embed(x)
@@ -383,7 +374,7 @@ class InfViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier, and the pooling if given."""
         if global_pool is not None:
-            _check_choice("global_pool", global_pool, ("", "token", "avg", "max", "avgmax"))
+            check_choice("global_pool", global_pool, POOLS)
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.arguments |= {"num_classes": num_classes, "global_pool": self.global_pool}
@@ -394,15 +385,3 @@ class InfViT(nn.Module):
             else nn.Identity()
         )
         self.head.train(self.training)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
-
-
-def _refuse_block_options(options: dict[str, Any]) -> None:
-    """The MLLA block is its own block: options of the plain one do not apply."""
-    for name, value in options.items():
-        if value:
-            raise ValueError(f"mlla_block=True does not take {name}, got {value!r}")

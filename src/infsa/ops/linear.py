@@ -8,6 +8,7 @@ from torch import Tensor
 from . import library, reference
 from .masking import resolve_token_masks, zero_masked
 from .validate import (
+    accumulation_dtype,
     cast_output,
     check_activation,
     check_attention_inputs,
@@ -173,7 +174,8 @@ def spread(rows: Tensor, groups: Tensor | None, query_mask: Tensor | None = None
     if groups is None:
         return rows
     index = groups[:, None, :, None].expand(rows.shape[0], rows.shape[1], -1, rows.shape[3])
-    return zero_masked(rows.gather(2, index), query_mask)
+    wide = rows.to(accumulation_dtype(rows.dtype))  # the backward pass sums over tokens
+    return zero_masked(wide.gather(2, index).to(rows.dtype), query_mask)
 
 
 def linear_attention(
