@@ -58,7 +58,7 @@ def test_import_loads_torch_only():
 
 
 def test_public_names_exist_and_are_documented():
-    for module in (infsa, infsa.ops, infsa.nn, infsa.graph):
+    for module in (infsa, infsa.ops, infsa.nn, infsa.nn.peers, infsa.graph, infsa.models):
         for name in module.__all__:
             public = getattr(module, name)
             assert name.startswith("__") or public.__doc__, f"{module.__name__}.{name} has no docstring"

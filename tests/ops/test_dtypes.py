@@ -158,11 +158,20 @@ def test_autocast_does_not_overflow(impl, kind, autocast):
     assert torch.allclose(out, torch.tensor(7e3))
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+        ),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"queries": 2}, {"causal": "chunk", "chunk_size": 3000}], ids=str)
-def test_gradients_are_summed_over_many_tokens_in_float32(dtype, options):
+def test_gradients_are_summed_over_many_tokens_in_float32(dtype, options, device):
     """What many tokens share gets the sum of their gradients: kept in half precision it would stop growing."""
-    q, k, v = tokens(7, 6000, batch=1, heads=1, dtype=dtype)
+    q, k, v = (x.to(device) for x in tokens(7, 6000, batch=1, heads=1, dtype=dtype))
     gradients = []
     for exact in (True, False):
         inputs = [(x.double() if exact else x).detach().requires_grad_() for x in (q, k, v)]
