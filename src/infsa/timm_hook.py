@@ -18,23 +18,31 @@ def register_when_timm_loads() -> None:
 
 
 class _AfterTimm(MetaPathFinder):
-    """Finds timm as usual, once, with a loader that registers our models when it is done."""
+    """Finds timm as usual, but with a loader that registers our models when timm is loaded.
+
+    Looking timm up without importing it, as some libraries do, changes nothing.
+    """
+
+    searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "timm":
+        if name != "timm" or self.searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _ThenRegister(spec.loader, self)
         return spec
 
 
 class _ThenRegister(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, finder: _AfterTimm) -> None:
+        self.loader, self.finder = loader, finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -44,4 +52,6 @@ class _ThenRegister(Loader):
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader  # leave timm as if we had never been there
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
         importlib.import_module("infsa.models")

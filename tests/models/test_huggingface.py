@@ -102,3 +102,60 @@ def test_the_trainer_runs(tmp_path):
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
     assert np.isfinite(trainer.evaluate()["eval_loss"])
+
+
+@pytest.mark.parametrize("attention", ["agent", "flatten", "performer", "soft", "mlla"])
+def test_what_a_checkpoint_lacks_is_initialised(attention, tmp_path):
+    """Another mechanism, size and registers than were saved: the rest loads, the new parts start as in a new model."""
+    InfViTForImageClassification(InfViTConfig(**CONFIG, attention="softmax", num_labels=5)).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    model = InfViTForImageClassification.from_pretrained(
+        tmp_path, attention=attention, img_size=64, reg_tokens=2, ignore_mismatched_sizes=True
+    )
+    fresh = small(attention, img_size=64, reg_tokens=2)
+    for (name, loaded), new in zip(model.infvit.named_parameters(), fresh.parameters(), strict=True):
+        assert loaded.isfinite().all(), name
+        assert loaded.std() <= 3 * new.std() + 0.1, name
+    assert model(images(height=64, width=64)).logits.isfinite().all()
+
+
+def test_folders_are_read_by_either_library(tmp_path):
+    import infsa
+
+    model = infsa.create_model("infvit_linear_tiny", num_classes=5, gamma=0.4).eval()
+    x = torch.randn(1, 3, 64, 64)
+    infsa.models.save_weights(model, tmp_path / "ours")
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(theirs(x).logits, model(x))
+    theirs.save_pretrained(tmp_path / "theirs")
+    other = infsa.create_model("infvit_linear_tiny", num_classes=5, gamma=0.4).eval()
+    infsa.models.load_weights(other, tmp_path / "theirs")
+    torch.testing.assert_close(other(x), model(x))
+
+
+def test_the_image_processor_agrees_with_timm():
+    import timm
+
+    import infsa
+
+    for name in ("infvit_linear_tiny", "infvit_linear_4l64h_patch16_224"):
+        with torch.device("meta"):
+            model = infsa.create_model(name)
+        config = timm.data.resolve_model_data_config(model)
+        processor = image_processor(model)
+        assert processor.crop_size["height"] == config["input_size"][1]
+        assert processor.size["shortest_edge"] == round(config["input_size"][1] / config["crop_pct"])
+    with pytest.raises(ValueError, match="in_chans=1"):
+        image_processor(small(in_chans=1))
+    wide = image_processor(small(img_size=(32, 64)))(Image.new("RGB", (90, 50), "white"), return_tensors="pt")
+    assert wide["pixel_values"].shape == (1, 3, 32, 64)
+    assert wide["pixel_values"].min() > 0
+
+
+def test_wrong_conversions_are_one_line():
+    with pytest.raises(ValueError, match="num_classes=0"):
+        InfViTForImageClassification.from_infvit(small(num_classes=0))
+    with pytest.raises(ValueError, match="got 2"):
+        InfViTForImageClassification.from_infvit(small(), id2label={0: "a", 1: "b"})
+    with pytest.raises(ValueError, match="use_reentrant"):
+        InfViTForImageClassification.from_infvit(small()).gradient_checkpointing_enable({"use_reentrant": True})

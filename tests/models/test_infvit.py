@@ -203,6 +203,13 @@ def test_input_size_can_be_reset():
         ({"num_heads": 5}, "got 5"),
         ({"mlp_chunk": 0}, "got 0"),
         ({"gamma": 1.0}, "got 1.0"),
+        ({"depth": 0}, "got 0"),
+        ({"reg_tokens": -1}, "got -1"),
+        ({"drop_path_rate": 2.0}, "got 2.0"),
+        ({"mlp_chunk": 3.5}, "got 3.5"),
+        ({"attention_options": {"gamma": 0.5}}, "'gamma'"),
+        ({"attention_options": {"grid": (2, 2)}}, "'grid'"),
+        ({"attention": "infsa_pure", "readout": "series", "attention_options": {"hops": 3}}, "hops=3"),
     ],
 )
 def test_wrong_configuration_is_one_line(options, message):
@@ -236,3 +243,47 @@ def test_large_presets_run_on_this_machine():
     model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=3).eval()
     with torch.no_grad():
         assert model(torch.randn(1, 3, 256, 448)).shape == (1, 3)
+
+
+def test_series_read_out_trains_every_parameter_and_keeps_its_promises():
+    model = small("infsa_pure", readout="series").train()
+    model(images()).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.set_grad_checkpointing()
+    model(images()).square().sum().backward()
+    for a, p in zip(plain, model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad)
+    final, _ = model.forward_intermediates(images())
+    torch.testing.assert_close(final, model.forward_features(images()))
+
+
+def test_masked_average_is_exact_in_half_precision():
+    model = small(class_token=False).half()
+    tokens = torch.full((1, 300 * 300, 32), 30.0, dtype=torch.float16)
+    mask = torch.ones(1, 300, 300, dtype=torch.bool)
+    assert torch.equal(model.pool(tokens, mask), torch.full((1, 32), 30.0, dtype=torch.float16))
+    tokens[:, :300], mask[:, 0] = float("nan"), False
+    assert torch.equal(model.pool(tokens, mask), torch.full((1, 32), 30.0, dtype=torch.float16))
+
+
+def test_redrawn_features_agree_with_gradient_checkpointing():
+    gradients = []
+    for enable in (False, True):
+        model = small("performer", attention_options={"redraw_every": 1}).train()
+        model.set_grad_checkpointing(enable)
+        for _ in range(2):
+            model.zero_grad()
+            model(images()).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_chunked_mlp_exports_for_any_length():
+    model = small(mlp_chunk=4)
+    h = torch.export.Dim("h", min=2, max=64)
+    program = torch.export.export(model, (images(height=40),), dynamic_shapes=({2: 8 * h},))
+    x = images(height=72)
+    torch.testing.assert_close(program.module()(x), model(x))

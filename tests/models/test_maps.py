@@ -128,6 +128,24 @@ def test_gradient_map_depends_on_the_class():
     assert not torch.equal(first, second)
 
 
+def test_gradient_map_works_where_gradients_are_off():
+    model = small("infsa_pure")
+    expected = model.attention_maps(images(), method="gradient")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.blocks[0].train()
+    model.set_grad_checkpointing()
+    with torch.inference_mode():
+        assert torch.equal(model.attention_maps(images(), method="gradient"), expected)
+    assert model.blocks[0].training
+    assert not model.blocks[1].training
+    assert model.grad_checkpointing
+    with pytest.raises(ValueError, match="num_classes=0"):
+        small(num_classes=0).attention_maps(images(), method="gradient")
+    with pytest.raises(ValueError, match="queries=3"):
+        small(attention_options={"queries": 3}).attention_maps(images(), method="gradient")
+
+
 def test_random_is_seeded():
     model = small()
     assert torch.equal(model.attention_maps(images(), method="random"), model.attention_maps(images(), method="random"))
@@ -158,6 +176,8 @@ def test_mechanisms_without_maps_say_why(attention):
         ({"layer": 2}, "got 2"),
         ({"head": 4}, "got 4"),
         ({"target": 1}, "method='last'"),
+        ({"target": 9, "method": "gradient"}, "got 9"),
+        ({"head": True}, "got True"),
     ],
 )
 def test_wrong_use_is_one_line(options, message):

@@ -26,6 +26,14 @@ def test_either_import_order_registers(order):
     assert "Overwriting" not in done.stderr
 
 
+def test_looking_timm_up_does_not_disable_registration():
+    code = (
+        "import infsa, importlib.util; importlib.util.find_spec('timm'); import timm; print(timm.is_model('vit_tiny'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
 def test_import_infsa_does_not_import_timm():
     code = "import infsa, sys; print('timm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -89,6 +97,8 @@ def test_head_and_classifier():
     assert model.get_classifier().out_features == 11
     model.reset_classifier(0)
     assert model(x).shape == (2, 32)
+    with pytest.raises(ValueError, match="class_token=False"):
+        small(class_token=False).reset_classifier(3, "token")
 
 
 def test_optimiser_groups_scheduler_ema_and_checkpoints(tmp_path):

@@ -114,3 +114,36 @@ def test_saving_over_an_old_folder_leaves_no_scratch(saved):
     model, folder = saved
     save_weights(model, folder)
     assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_the_saved_arguments_are_used_and_contradictions_refused(tmp_path):
+    model = infsa.create_model(TINY, gamma=0.2, num_classes=5).eval()
+    folder = save_weights(model, tmp_path)
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(infsa.create_model(TINY, pretrained=folder).eval()(x), model(x))
+    assert torch.equal(infsa.create_model(TINY, pretrained=folder / "model.safetensors").eval()(x), model(x))
+    for options, message in (({"gamma": 0.7}, r"gamma=0\.2"), ({"num_classes": 3}, "num_classes=5")):
+        with pytest.raises(ValueError, match=message):
+            infsa.create_model(TINY, pretrained=folder, **options)
+    with pytest.raises(ValueError, match="architecture='infvit_linear_tiny'"):
+        infsa.create_model("vit_tiny", pretrained=folder)
+    with pytest.raises(ValueError, match=r"gamma=0\.2"):
+        load_weights(infsa.create_model(TINY, num_classes=5, gamma=0.3), folder)
+
+
+@pytest.mark.parametrize("attention", ["infsa_pure", "agent", "flatten", "linformer"])
+def test_timm_loads_at_another_size_and_with_another_head(attention, tmp_path):
+    model = infsa.create_model(TINY, attention=attention, num_heads=4).eval()
+    folder = save_weights(model, tmp_path)
+    x = torch.randn(1, 3, 96, 96)
+    larger = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=96).eval()
+    torch.testing.assert_close(larger(x), model(x), atol=1e-5, rtol=1e-4)
+    assert timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=3)(x).shape == (1, 3)
+    with pytest.raises(ValueError, match="could not be loaded"):
+        timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=3, attention="mlla")
+
+
+def test_where_weights_came_from_is_not_published(tmp_path):
+    first = save_weights(infsa.create_model(TINY), tmp_path / "origin")
+    second = save_weights(timm.create_model(f"local-dir:{first}", pretrained=True), tmp_path / "second")
+    assert "origin" not in (second / "config.json").read_text()

@@ -157,6 +157,48 @@ def test_compiles_whole_and_trains(layer):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("make", [PureInfSA, LinearInfSA])
+@pytest.mark.parametrize("options", [{}, {"learn_gamma": True}])
+def test_trains_compiled_by_the_default_backend(make, options):
+    """The layouts that the compiler plans with must be those that the operators return."""
+    torch._dynamo.reset()
+    layer = make(DIM, HEADS, **options)
+    x = torch.randn(2, 9, DIM)
+    torch.compile(layer, fullgraph=True)(x).square().sum().backward()
+    compiled = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer(x).square().sum().backward()
+    for a, p in zip(compiled, layer.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, atol=1e-5, rtol=1e-4)
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank adapter around a linear layer, as fine-tuning libraries put there."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.down = torch.nn.Linear(linear.in_features, 2, bias=False, dtype=linear.weight.dtype)
+        self.up = torch.nn.Linear(2, linear.out_features, bias=False, dtype=linear.weight.dtype)
+
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_an_adapted_value_projection_takes_part(queries):
+    layer = LinearInfSA(DIM, HEADS, queries=queries).double()
+    x = tokens()
+    merged = LinearInfSA(DIM, HEADS, queries=queries).double()
+    merged.load_state_dict(layer.state_dict())
+    layer.v = Adapter(layer.v)
+    with torch.no_grad():
+        merged.v.weight += layer.v.up.weight @ layer.v.down.weight
+    torch.testing.assert_close(layer(x), merged(x))
+    layer(x).square().sum().backward()
+    assert layer.v.up.weight.grad.abs().max() > 0
+
+
 @pytest.mark.parametrize("layer", [PureInfSA(DIM, HEADS), LinearInfSA(DIM, HEADS)])
 def test_exports_with_dynamic_length(layer):
     layer = layer.eval()
@@ -174,6 +216,14 @@ def test_exports_with_dynamic_length(layer):
         (lambda: PureInfSA(DIM, HEADS, gamma=1.0), "gamma must lie strictly between 0 and 1, got 1.0"),
         (lambda: LinearInfSA(DIM, HEADS, activation="silu"), "got 'silu'"),
         (lambda: PureInfSA(DIM, HEADS, dropout=0.1, hops=2), "needs hops=1, got hops=2"),
+        (lambda: PureInfSA(DIM, HEADS, dropout=2.0), "dropout must lie in [0, 1), got 2.0"),
+        (lambda: PureInfSA(DIM, HEADS, hops=0), "got 0"),
+        (lambda: PureInfSA(DIM, HEADS, impl="zzz"), "got 'zzz'"),
+        (lambda: PureInfSA(DIM, HEADS, eps=-3.0), "got -3.0"),
+        (lambda: PureInfSA(DIM, HEADS)(torch.randn(4, DIM)), f"got (4, {DIM})"),
+        (lambda: LinearInfSA(DIM, HEADS)(torch.randn(1, 4, 5)), "got (1, 4, 5)"),
+        (lambda: LinearInfSA(DIM, HEADS, chunk_size=-3), "got -3"),
+        (lambda: LinearInfSA(DIM, HEADS, chunk_size=3, queries=2), "needs queries=1"),
         (lambda: LinearInfSA(DIM, HEADS, queries=2).context(torch.randn(1, 4, DIM)), "queries=2"),
         (lambda: LinearInfSA(DIM, HEADS)(torch.randn(1, 4, DIM), is_causal=True), "chunk_size"),
     ],

@@ -113,7 +113,7 @@ def test_float_key_padding_mask_is_added_to_the_scores():
     x, bias = tokens(), tokens(width=1, seed=9).squeeze(-1)
     out, _ = mha(x, x, x, key_padding_mask=bias)
     torch.testing.assert_close(out, expected(mha, x, x, x, attn_mask=bias[:, None, None, :]))
-    with pytest.raises(RuntimeError, match="only 0 and -inf"):
+    with pytest.raises(ValueError, match="only 0 and -inf"):
         module("linear", batch_first=True)(x, x, x, key_padding_mask=bias)
 
 
@@ -157,6 +157,8 @@ def test_linear_is_causal_by_chunks_only():
         plain(x, x, x, attn_mask=triangle, is_causal=True)
     out, _ = chunked(x, x, x, attn_mask=triangle, is_causal=True, need_weights=False)
     torch.testing.assert_close(out, expected(chunked, x, x, x, causal="chunk", chunk_size=3))
+    with pytest.raises(ValueError, match="no other attn_mask than the causal one"):
+        chunked(x, x, x, attn_mask=triangle.tril(1), is_causal=True, need_weights=False)
 
 
 def encoders(variant):
@@ -240,6 +242,11 @@ X = tokens()
     [
         (lambda: infsa.nn.MultiheadAttention(30, 4), ValueError, "num_heads must divide embed_dim=30, got 4"),
         (lambda: infsa.nn.MultiheadAttention(E, H, 0.1), ValueError, "got 0.1"),
+        (lambda: infsa.nn.MultiheadAttention(E, 0), ValueError, "got 0"),
+        (lambda: module("pure", dropout=2.0), ValueError, "dropout must lie in [0, 1), got 2.0"),
+        (lambda: module("pure", impl="zzz"), ValueError, "got 'zzz'"),
+        (lambda: module("pure", eps=-1.0), ValueError, "got -1.0"),
+        (lambda: module("linear", chunk_size=0), ValueError, "got 0"),
         (lambda: module("pure", add_bias_kv=True), ValueError, "add_bias_kv=True"),
         (lambda: module("pure", add_zero_attn=True), ValueError, "add_zero_attn=True"),
         (lambda: module("linear", dropout=0.1), ValueError, "got dropout=0.1"),

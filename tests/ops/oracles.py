@@ -176,7 +176,10 @@ def linear_attention(q, k, v, *, gamma=0.7, causal=None, chunk_size=None, **opti
 
 
 def chunk_causal(q, k, v, *, gamma=0.7, chunk_size, activation="relu", key_mask=None, query_mask=None, eps=1e-6):
-    """Linear-InfSA over earlier chunks: keys scored by the q̄ of all chunks up to their own: (B, H, N, dv)."""
+    """Linear-InfSA over earlier chunks: keys scored by the q̄ of all chunks up to their own: (B, H, N, dv).
+
+    Chunks count real tokens, so padding on either side changes nothing.
+    """
     q, k, v = array(q), array(k), array(v)
     batch, heads, n, _ = q.shape
     key, query = token_masks(key_mask, query_mask, batch, n, n)
@@ -185,14 +188,14 @@ def chunk_causal(q, k, v, *, gamma=0.7, chunk_size, activation="relu", key_mask=
     out = np.zeros((batch, heads, n, v.shape[3]))
     for b, h in np.ndindex(batch, heads):
         scores = np.zeros(n)
+        chunk = (np.cumsum(key[b] | query[b]) - 1) // chunk_size
         for j in range(n):
-            end = (j // chunk_size + 1) * chunk_size
-            centre = central_query(q[b, h], [i for i in range(min(end, n)) if query[b, i]], eps)
+            centre = central_query(q[b, h], [i for i in range(n) if query[b, i] and chunk[i] <= chunk[j]], eps)
             if key[b, j]:
                 scores[j] = key_scores(centre, k[b, h], [j], phi)[j]
         for i in range(n):
-            start = i // chunk_size * chunk_size
             if query[b, i]:
-                total = sum((scores[j] * v[b, h, j] for j in range(start)), np.zeros(v.shape[3]))
-                out[b, h, i] = gamma[h] * total / (sum(abs(scores[:start])) + eps)
+                seen = [j for j in range(n) if chunk[j] < chunk[i]]
+                total = sum((scores[j] * v[b, h, j] for j in seen), np.zeros(v.shape[3]))
+                out[b, h, i] = gamma[h] * total / (sum(abs(scores[seen])) + eps)
     return out

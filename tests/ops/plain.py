@@ -105,9 +105,9 @@ def linear_attention(
 
 def chunk_causal(q, k, v, activation, key_mask, query_mask, chunk_size, eps):
     key, query = both_masks(q, k, key_mask, query_mask)
-    chunk = torch.arange(q.shape[2]) // chunk_size
-    upto = (chunk <= chunk[:, None]).to(q.dtype)  # (N, N): tokens of the chunks up to mine
-    before = (chunk < chunk[:, None]).to(q.dtype)
+    chunk = ((key.bool() | query.bool()).long().cumsum(-1) - 1) // chunk_size  # (B, N), counting real tokens
+    upto = (chunk[:, None, None, :] <= chunk[:, None, :, None]).to(q.dtype)  # tokens of the chunks up to mine
+    before = (chunk[:, None, None, :] < chunk[:, None, :, None]).to(q.dtype)
     energy = (root(q.square().sum(-1)) * query[:, None])[..., None]
     centre = upto @ (energy * q) / (upto @ energy + eps)  # (B, H, N, d): the q̄ of my chunk
     s = (ACTIVATIONS[activation]((centre * k).sum(-1)) * key[:, None])[..., None]

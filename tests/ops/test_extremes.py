@@ -126,3 +126,14 @@ def test_pure_forward_over_65536_large_tokens():
     x = constant(65536, 8, torch.float16)
     out = infsa.pure_attention(x, x, x)
     assert (out.double() - 7e3).abs().max() <= ulp(7e3, torch.float16)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_scores_whose_squares_leave_float32(impl, dtype, is_causal):
+    """|R| of 1e20 has squares beyond float32; the norm must not become infinite and the output zero."""
+    q, k, v = tokens(3, 16, width=8, dtype=dtype)
+    small = infsa.pure_attention(q, k, v, impl=impl, is_causal=is_causal, eps=0.0)
+    large = infsa.pure_attention(q * 2.0**33, k * 2.0**33, v, impl=impl, is_causal=is_causal, eps=0.0)
+    torch.testing.assert_close(large, small, rtol=8 * torch.finfo(dtype).eps, atol=0)

@@ -187,3 +187,14 @@ def test_inputs_are_left_alone(impl):
     before = [x.clone() for x in (*inputs, *masks.values())]
     infsa.linear_attention(*inputs, impl=impl, queries=2, iterations=2, **masks)
     assert all(torch.equal(x, y) for x, y in zip(before, (*inputs, *masks.values()), strict=True))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("options", [{"causal": "chunk", "chunk_size": 4}, {"queries": 3}], ids=str)
+def test_padding_on_the_left_changes_nothing(impl, options):
+    q, k, v = tokens(4, 9)
+    mask = torch.ones(BATCH, 12, dtype=torch.bool)
+    mask[:, :3] = False
+    padded = (torch.nn.functional.pad(x, (0, 0, 3, 0)) for x in (q, k, v))
+    out = infsa.linear_attention(*padded, key_mask=mask, impl=impl, **options)
+    torch.testing.assert_close(out[:, :, 3:], infsa.linear_attention(q, k, v, impl=impl, **options))

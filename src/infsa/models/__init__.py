@@ -8,7 +8,7 @@ import timm
 from . import presets
 from .infvit import InfViT
 from .maps import attention_maps
-from .weights import load_weights, read_weights, save_weights
+from .weights import check_same_model, load_weights, read_weights, save_weights
 
 __all__ = [
     "InfViT",
@@ -34,6 +34,8 @@ def list_models() -> list[str]:
 def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any) -> InfViT:
     """Build a model by name; ``pretrained`` may be a saved folder or a safetensors file.
 
+    The arguments saved with the weights are used; others that contradict them are refused.
+
     Example:
         >>> model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=10)
         >>> rival = infsa.create_model("vit_4l16h_patch16_224", attention="performer")
@@ -42,7 +44,11 @@ def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any
         raise ValueError(f"unknown model {name!r}; known: {', '.join(presets.MODELS)}")
     if pretrained is True:
         raise ValueError(f"no weights are published for {name}; pass pretrained=FOLDER or a .safetensors file")
-    model: InfViT = timm.create_model(name, **kwargs)  # type: ignore[assignment]
-    if pretrained:
-        load_weights(model, pretrained)
+    if not pretrained:
+        return timm.create_model(name, **kwargs)  # type: ignore[return-value]
+    _, saved = read_weights(pretrained)
+    check_same_model(saved, {"architecture": name, **kwargs}, pretrained)
+    saved.pop("architecture", None)
+    model: InfViT = timm.create_model(name, **{**saved, **kwargs})  # type: ignore[assignment]
+    load_weights(model, pretrained)
     return model

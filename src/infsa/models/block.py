@@ -11,7 +11,8 @@ class Block(nn.Module):
     """x ← x + attention(LN(x)); x ← x + MLP(LN(x)).
 
     ``attention`` is any mechanism of ``infsa.nn.peers``. With ``mlp_chunk`` the MLP works off that many tokens at
-    a time, so that its hidden layer stays small for long inputs; the result is the same.
+    a time, so that its hidden layer stays small for long inputs; the result is the same. ``hidden=0`` leaves the MLP
+    out.
     """
 
     def __init__(
@@ -27,15 +28,13 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if mlp_chunk is not None and mlp_chunk < 1:
-            raise ValueError(f"mlp_chunk must be at least 1, got {mlp_chunk!r}")
         self.mlp_chunk = mlp_chunk
         self.norm1 = nn.LayerNorm(dim, eps=1e-6, device=device, dtype=dtype)
         self.attn = attention
         self.drop = nn.Dropout(dropout)
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6, device=device, dtype=dtype)
-        self.mlp = Mlp(dim, hidden, drop=dropout, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, device=device, dtype=dtype) if hidden else None
+        self.mlp = Mlp(dim, hidden, drop=dropout, device=device, dtype=dtype) if hidden else None
         self.drop_path2 = DropPath(drop_path)
 
     def attend(self, x: Tensor, grid: tuple[int, int], num_prefix: int, key_mask: Tensor | None = None) -> Tensor:
@@ -45,9 +44,12 @@ class Block(nn.Module):
     def add(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention branch, then the MLP branch."""
         x = x + self.drop_path1(self.drop(attended))
-        if self.mlp_chunk is None or x.shape[1] <= self.mlp_chunk:
+        if self.norm2 is None or self.mlp is None:
+            return x
+        chunk = None if torch.compiler.is_exporting() else self.mlp_chunk  # a program must run at any length
+        if chunk is None or x.shape[1] <= chunk:
             return x + self.drop_path2(self.mlp(self.norm2(x)))
-        parts = [self.mlp(self.norm2(part)) for part in x.split(self.mlp_chunk, dim=1)]
+        parts = [self.mlp(self.norm2(part)) for part in x.split(chunk, dim=1)]
         return x + self.drop_path2(torch.cat(parts, 1))
 
     def forward(self, x: Tensor, grid: tuple[int, int], num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:

@@ -3,8 +3,10 @@
 The models hold an :class:`InfViT` as ``model.infvit``; its weights are those of the timm-style model.
 """
 
+import inspect
 from typing import Any
 
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -15,11 +17,17 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 
-from .infvit import InfViT
+from ..nn.peers import Attention
+from .infvit import InfViT, init_linear
 from .maps import weights_of
+
+ARGUMENTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(InfViT).parameters.items()
+    if name not in ("num_classes", "device", "dtype")
+}
 
 
 class InfViTConfig(PretrainedConfig):
@@ -32,57 +40,23 @@ class InfViTConfig(PretrainedConfig):
 
     model_type = "infvit"
 
-    def __init__(
-        self,
-        img_size: int | list[int] = 224,
-        patch_size: int | list[int] = 16,
-        in_chans: int = 3,
-        global_pool: str | None = None,
-        embed_dim: int = 1024,
-        depth: int = 4,
-        num_heads: int = 64,
-        mlp_ratio: float = 4.0,
-        attention: str = "infsa_linear",
-        attention_options: dict[str, Any] | None = None,
-        attention_grid: list[int] | None = None,
-        gamma: float | None = None,
-        learn_gamma: bool = False,
-        activation: str | None = None,
-        decay: str = "constant",
-        readout: str = "last",
-        class_token: bool = True,
-        reg_tokens: int = 0,
-        pos_embed: str = "learn",
-        dynamic_img_size: bool = True,
-        dynamic_img_pad: bool = False,
-        mlp_chunk: int | None = None,
-        mlla_block: bool = False,
-        paper_params: bool = False,
-        drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        own = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")}
-        for name, value in own.items():
-            setattr(self, name, value)
+    def __init__(self, **kwargs: Any) -> None:
+        for name, default in ARGUMENTS.items():
+            setattr(self, name, kwargs.pop(name, default))
         super().__init__(**kwargs)
 
     @classmethod
     def from_infvit(cls, model: InfViT, **kwargs: Any) -> "InfViTConfig":
         """The configuration of an existing model."""
-        arguments: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in model.arguments.items()}
+        arguments = {k: list(v) if isinstance(v, tuple) else v for k, v in model.arguments.items()}
         num_classes = arguments.pop("num_classes")
-        labels: dict[str, Any] = {"num_labels": num_classes} if num_classes else {}
-        return cls(**arguments, **labels, **kwargs)
+        return cls(**arguments, **({"num_labels": num_classes} if num_classes else {}), **kwargs)
 
     def build(self, num_classes: int) -> InfViT:
         """The model this configuration describes."""
-        names = InfViT.__init__.__code__.co_varnames[1 : InfViT.__init__.__code__.co_argcount]
-        arguments = {name: getattr(self, name) for name in names if hasattr(self, name) and name != "dtype"}
-        arguments |= {k: tuple(v) for k, v in arguments.items() if isinstance(v, list)}
-        return InfViT(**{**arguments, "num_classes": num_classes})
+        values = {name: getattr(self, name) for name in ARGUMENTS}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return InfViT(**values, num_classes=num_classes)
 
 
 class InfViTPreTrainedModel(PreTrainedModel):
@@ -96,18 +70,22 @@ class InfViTPreTrainedModel(PreTrainedModel):
     infvit: InfViT
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Only what a checkpoint may lack; InfViT initialises itself."""
-        if isinstance(module, nn.Linear):
-            init.trunc_normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+        """Module by module, what ``InfViT.init_weights`` does; tensors that a checkpoint filled are guarded."""
+        if isinstance(module, InfViT):
+            module.init_tokens()
+        elif isinstance(module, nn.Linear):
+            init_linear(module)
+        elif isinstance(module, Attention):
+            module.reset_own()
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
     ) -> None:
         """Recompute every block in the backward pass; options that would change that are refused."""
         wanted = {**(gradient_checkpointing_kwargs or {}), **options}
-        defaults = {"use_reentrant": wanted.get("use_reentrant"), "every_n_layers": 1, "offload": False}
+        defaults = {"use_reentrant": False, "every_n_layers": 1, "offload": False}
         unknown = {name: value for name, value in wanted.items() if name not in defaults or defaults[name] != value}
         if unknown:
             raise ValueError(f"gradient checkpointing takes no options, got {unknown!r}")
@@ -126,19 +104,19 @@ class InfViTPreTrainedModel(PreTrainedModel):
         self, pixel_values: Tensor, output_attentions: bool, output_hidden_states: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Normalised tokens, hidden states and attention weights."""
-        model = self.infvit
-        if not (output_attentions or output_hidden_states):
-            return model.forward_features(pixel_values), None, None
-        x, grid = model.embed(pixel_values)
-        hidden, attentions = [x], []
-        for block in model.blocks:
+        model, grid = self.infvit, self.infvit.grid_of(pixel_values)
+        hidden: list[Tensor] = []
+        attentions: list[Tensor] = []
+
+        def read(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
+            if output_hidden_states:
+                hidden.extend([before, after] if index == 0 else [after])
             if output_attentions:
-                weights = weights_of(block, x, grid, model.num_prefix_tokens)
-                attentions.append(weights.expand(-1, -1, x.shape[1], -1))
-            x = model.run_block(block, x, grid)
-            hidden.append(x)
-        tokens = model.forward_features(pixel_values) if model.readout == "series" else model.norm(x)
-        return tokens, tuple(hidden) if output_hidden_states else None, tuple(attentions) or None
+                weights = weights_of(block, before, grid, model.num_prefix_tokens)
+                attentions.append(weights.expand(-1, -1, before.shape[1], -1))
+
+        tokens = model.norm(model.run(pixel_values, visit=read))
+        return tokens, tuple(hidden) or None, tuple(attentions) or None
 
 
 class InfViTModel(InfViTPreTrainedModel):
@@ -186,9 +164,15 @@ class InfViTForImageClassification(InfViTPreTrainedModel):
     @classmethod
     def from_infvit(cls, model: InfViT, **kwargs: Any) -> "InfViTForImageClassification":
         """The same model, with a copy of its weights, for Hugging Face."""
+        if model.num_classes == 0:
+            raise ValueError("an image classifier needs classes, got num_classes=0; use InfViTModel")
+        labels = kwargs.get("id2label")
+        if labels is not None and len(labels) != model.num_classes:
+            raise ValueError(f"id2label must name {model.num_classes} classes, got {len(labels)}")
         converted = cls(InfViTConfig.from_infvit(model, **kwargs))
         converted.infvit.load_state_dict(model.state_dict())
-        return converted.to(next(model.parameters()).dtype)
+        weight = model.patch_embed.proj.weight
+        return converted.to(device=weight.device, dtype=weight.dtype).train(model.training)
 
     def forward(
         self,
@@ -218,15 +202,29 @@ def _switches(config: InfViTConfig, *flags: bool | None) -> tuple[bool, bool, bo
     return bool(values[0]), bool(values[1]), bool(values[2])
 
 
-def image_processor(model: InfViT | InfViTConfig, crop: float = 224 / 257) -> BitImageProcessor:
-    """Shortest side resized, centre crop, ImageNet normalisation: the paper's validation transform."""
-    size = model.patch_embed.img_size if isinstance(model, InfViT) else model.img_size
+def image_processor(model: InfViT | InfViTPreTrainedModel | InfViTConfig) -> BitImageProcessor:
+    """The model's validation transform: shortest side resized, centre crop, normalised, as timm does it.
+
+    A base size that is not square is resized to directly.
+    """
+    config = model.config if isinstance(model, InfViTPreTrainedModel) else model
+    size, channels = (
+        (config.patch_embed.img_size, config.in_chans)
+        if isinstance(config, InfViT)
+        else (config.img_size, config.in_chans)
+    )
+    if channels != 3:
+        raise ValueError(f"the image processor makes RGB images, got a model with in_chans={channels}")
+    data = getattr(config, "pretrained_cfg", None) or {}
     height, width = (size, size) if isinstance(size, int) else size
+    crop = data.get("crop_pct", 224 / 257 if height == width == 224 else 1.0)
+    square = height == width
     return BitImageProcessor(
-        size={"shortest_edge": round(min(height, width) / crop)},
+        size={"shortest_edge": round(height / crop)} if square else {"height": height, "width": width},
+        do_center_crop=square,
         crop_size={"height": height, "width": width},
-        image_mean=[0.485, 0.456, 0.406],
-        image_std=[0.229, 0.224, 0.225],
+        image_mean=list(data.get("mean", IMAGENET_DEFAULT_MEAN)),
+        image_std=list(data.get("std", IMAGENET_DEFAULT_STD)),
         resample=3,
     )
 

@@ -1,20 +1,22 @@
 """InfViT: one Pre-LN Vision Transformer in which the attention is the only thing that changes."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
-from timm.layers import PatchEmbed, global_pool_nlc, trunc_normal_
+from timm.layers import PatchEmbed, global_pool_nlc
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..nn.peers import create_attention
-from ..nn.peers.mlla import MLLABlock
+from ..nn.peers import MLLABlock, Performer, create_attention
+from ..ops.validate import accumulation_dtype
 from .block import Block
 from .maps import attention_maps
-from .options import POOLS, WITH_DECAY, check_choice, check_options
-from .positions import resize_positions, sincos_positions
+from .options import WITH_DECAY, check_choice, check_options, check_pool
+from .positions import resize_table, sincos_positions
 
 
 class InfViT(nn.Module):
@@ -93,7 +95,7 @@ class InfViT(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__", "device", "dtype")}
+        arguments = {k: deepcopy(v) for k, v in locals().items() if k not in ("self", "__class__", "device", "dtype")}
         super().__init__()
         self.arguments: dict[str, Any] = arguments  # what it takes to build this model again
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -101,7 +103,7 @@ class InfViT(nn.Module):
             global_pool = "token" if class_token else "avg"
         check_options(arguments | {"global_pool": global_pool})
 
-        self.num_classes, self.global_pool = num_classes, global_pool
+        self.num_classes, self.global_pool, self.in_chans = num_classes, global_pool, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_heads, self.attention = num_heads, attention
         self.has_class_token = class_token
@@ -137,10 +139,9 @@ class InfViT(nn.Module):
             attn = create_attention(
                 attention, embed_dim, num_heads, extra_proj=paper_params, **shared, **{**own, **options}
             )
-            block = Block(
-                embed_dim, attn, hidden=hidden, dropout=proj_drop_rate, drop_path=rate, mlp_chunk=mlp_chunk, **factory
-            )
-            self.blocks.append(block)
+            rates: dict[str, Any] = {"dropout": proj_drop_rate, "drop_path": rate, "mlp_chunk": mlp_chunk}
+            unread = readout == "series" and layer == depth  # the series ends before the last MLP
+            self.blocks.append(Block(embed_dim, attn, hidden=0 if unread else hidden, **rates, **factory))
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": self.patch_embed.feat_ratio()}
             for i in range(depth)
@@ -164,22 +165,23 @@ class InfViT(nn.Module):
                 reset()
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                init_linear(module)
+        self.init_tokens()
+
+    def init_tokens(self) -> None:
+        """Start the class and register tokens near zero, and the positions small."""
         for token in (self.cls_token, self.reg_token):
             if token is not None:
                 nn.init.normal_(token, std=1e-6)
         if self.pos_embed is not None:
-            trunc_normal_(self.pos_embed, std=0.02)
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     # Resolution and positions
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""
-        if images.dim() != 4 or images.shape[1] != self.patch_embed.proj.in_channels:
-            channels = self.patch_embed.proj.in_channels
-            raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise ValueError(f"images must be (B, {self.in_chans}, H, W), got {tuple(images.shape)}")
         height, width = images.shape[-2:]
         if not self.dynamic_img_size and (height, width) != tuple(self.patch_embed.img_size):
             raise ValueError(
@@ -205,9 +207,7 @@ class InfViT(nn.Module):
             return nn.functional.pad(table, (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
         if all(statically_known_true(size == b) for size, b in zip(grid, base, strict=True)):
             return self.pos_embed  # asked this way, a dynamic size stays dynamic; resizing would give the same
-        prefix, patches = self.pos_embed.split([self.num_prefix_tokens, base[0] * base[1]], dim=1)
-        resized = resize_positions(patches[0], base, grid).to(prefix.dtype)
-        return torch.cat([prefix, resized.unsqueeze(0)], 1)
+        return resize_table(self.pos_embed, base, grid, self.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
@@ -227,6 +227,7 @@ class InfViT(nn.Module):
         before = self.patch_embed.grid_size
         img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        self.feature_info = [{**info, "reduction": self.patch_embed.feat_ratio()} for info in self.feature_info]
         self.arguments |= {
             "img_size": self.patch_embed.img_size,
             "patch_size": self.patch_embed.patch_size,
@@ -234,10 +235,8 @@ class InfViT(nn.Module):
         }
         grid = self.patch_embed.grid_size
         if self.pos_embed is not None and grid != before:
-            with torch.no_grad():
-                prefix, patches = self.pos_embed.split([self.num_prefix_tokens, before[0] * before[1]], dim=1)
-                resized = resize_positions(patches[0], before, grid).to(prefix.dtype).unsqueeze(0)
-            self.pos_embed = nn.Parameter(torch.cat([prefix.detach(), resized], 1))
+            table = resize_table(self.pos_embed.detach(), before, grid, self.num_prefix_tokens)
+            self.pos_embed = nn.Parameter(table)
 
     # Forward
 
@@ -250,38 +249,58 @@ class InfViT(nn.Module):
             raise ValueError(f"patch_mask must be boolean (B, {grid[0]}, {grid[1]}), got {patch_mask.dtype} {shape}")
         return nn.functional.pad(patch_mask.flatten(1), (self.num_prefix_tokens, 0), value=True)
 
-    def run_block(self, block: nn.Module, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None = None) -> Tensor:
-        """One block, under gradient checkpointing if it is on."""
+    def run(
+        self,
+        images: Tensor,
+        patch_mask: Tensor | None = None,
+        *,
+        visit: Callable[[int, nn.Module, Tensor, Tensor], None] | None = None,
+        depth: int | None = None,
+    ) -> Tensor:
+        """Images (B, C, H, W) to the tokens that the final norm reads, (B, N, D).
+
+        ``visit(index, block, before, after)`` sees the tokens around each block; ``depth`` stops after that many.
+        """
+        x, grid = self.embed(images)
+        context = (grid, self.num_prefix_tokens, self.key_mask(patch_mask, grid))
+        total = torch.zeros_like(x) if self.readout == "series" else None
+        if self.training:
+            for module in self.modules():
+                if isinstance(module, Performer):
+                    module.advance()
+        for index, block in enumerate(self.blocks[:depth]):
+            before = x
+            if total is None:
+                x = self._checkpointed(block, x, *context)
+            else:
+                assert isinstance(block, Block)
+                attended = self._checkpointed(block.attend, x, *context)
+                total = total + self.gamma ** (index + 1) * self._without_decay(block, attended, index + 1)
+                x = self._checkpointed(block.add, x, attended)
+            if visit is not None:
+                visit(index, block, before, x)
+        return x if total is None else total
+
+    def _checkpointed(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, grid, self.num_prefix_tokens, key_mask)
-        return block(x, grid, self.num_prefix_tokens, key_mask)
+            return checkpoint(function, *arguments)
+        return function(*arguments)
+
+    def _without_decay(self, block: Block, attended: Tensor, layer: int) -> Tensor:
+        """Z^(l): one hop of attention is affine in γ, so γ can be divided out of its output."""
+        offset = block.attn.offset()
+        return (attended - offset) / self.layer_gamma(layer) + offset
 
     def forward_features(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to normalised tokens (B, N, D); ``patch_mask`` (B, h, w) hides padding."""
-        x, grid = self.embed(images)
-        key_mask = self.key_mask(patch_mask, grid)
-        if self.readout == "series":
-            return self.norm(self._series(x, grid, key_mask))
-        for block in self.blocks:
-            x = self.run_block(block, x, grid, key_mask)
-        return self.norm(x)
-
-    def _series(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None) -> Tensor:
-        """S_L = Σ_l γ^l Z^(l). Attention is affine in γ, so Z is its output with γ divided out."""
-        total = torch.zeros_like(x)
-        for layer, block in enumerate(self.blocks, start=1):
-            assert isinstance(block, Block)
-            attended = block.attend(x, grid, self.num_prefix_tokens, key_mask)
-            offset = block.attn.offset()
-            total = total + self.gamma**layer * ((attended - offset) / self.layer_gamma(layer) + offset)
-            x = block.add(x, attended)
-        return total
+        return self.norm(self.run(images, patch_mask))
 
     def pool(self, x: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """Tokens (B, N, D) to one vector per image, by ``global_pool``."""
         if patch_mask is not None and self.global_pool == "avg":
-            real = patch_mask.flatten(1).to(x.dtype).unsqueeze(-1)
-            return (x[:, self.num_prefix_tokens :] * real).sum(1) / real.sum(1).clamp_min(1)
+            real = patch_mask.flatten(1).unsqueeze(-1)
+            total = x[:, self.num_prefix_tokens :].masked_fill(~real, 0).sum(1, dtype=accumulation_dtype(x.dtype))
+            return (total / real.sum(1).clamp_min(1)).to(x.dtype)
         if patch_mask is not None and self.global_pool != "token":
             raise ValueError(f"patch_mask needs global_pool 'token' or 'avg', got {self.global_pool!r}")
         return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
@@ -309,21 +328,23 @@ class InfViT(nn.Module):
         intermediates_only: bool = False,
     ) -> Any:
         """Features after the chosen blocks, as timm defines it: (final, [features]) or [features]."""
-        check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW", "NLC"))
+        wanted = str(getattr(output_fmt, "value", output_fmt))
+        check_choice("output_fmt", wanted, ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
-        as_image = str(getattr(output_fmt, "value", output_fmt)) == "NCHW"
-        x, grid = self.embed(x)
-        features = []
-        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self.run_block(block, x, grid)
+        grid = self.grid_of(x)
+        features: list[Tensor] = []
+
+        def keep(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
             if index in take:
-                features.append(self.norm(x) if norm else x)
+                features.append(self.norm(after) if norm else after)
+
+        final = self.run(x, visit=keep, depth=last + 1 if stop_early else None)
         prefixes = [feature[:, : self.num_prefix_tokens] for feature in features]
         features = [feature[:, self.num_prefix_tokens :] for feature in features]
-        if as_image:
+        if wanted == "NCHW":
             features = [f.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for f in features]
         result = list(zip(features, prefixes, strict=True)) if return_prefix_tokens else features
-        return result if intermediates_only else (self.norm(x), result)
+        return result if intermediates_only else (self.norm(final), result)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -333,6 +354,7 @@ class InfViT(nn.Module):
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
             self.norm = nn.Identity()
+        self.arguments["depth"] = len(self.blocks)
         if prune_head:
             self.pre_logits = None
             self.reset_classifier(0)
@@ -374,7 +396,7 @@ class InfViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier, and the pooling if given."""
         if global_pool is not None:
-            check_choice("global_pool", global_pool, POOLS)
+            check_pool(global_pool, self.has_class_token)
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.arguments |= {"num_classes": num_classes, "global_pool": self.global_pool}
@@ -385,3 +407,10 @@ class InfViT(nn.Module):
             else nn.Identity()
         )
         self.head.train(self.training)
+
+
+def init_linear(module: nn.Linear) -> None:
+    """Truncated normal weights, σ = 0.02, and zero biases."""
+    nn.init.trunc_normal_(module.weight, std=0.02)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -50,7 +50,7 @@ def attention_maps(
     depth = len(model.blocks)
     if not -depth <= layer < depth:
         raise ValueError(f"layer must lie in [{-depth}, {depth}), got {layer!r}")
-    if head is not None and not 0 <= head < model.num_heads:
+    if head is not None and (isinstance(head, bool) or not 0 <= head < model.num_heads):
         raise ValueError(f"head must lie in [0, {model.num_heads}), got {head!r}")
     if target is not None and method != "gradient":
         raise ValueError(f"target needs method='gradient', got method={method!r}")
@@ -59,43 +59,51 @@ def attention_maps(
         generator = torch.Generator().manual_seed(seed)
         scores = torch.rand(len(images), grid[0] * grid[1], generator=generator).to(images.device)
         return _finish(scores, grid)
-    was_training, was_checkpointing = model.training, model.grad_checkpointing
+    training = {module: module.training for module in model.modules()}
+    checkpointing = model.grad_checkpointing
     model.eval()
     model.set_grad_checkpointing(False)
     try:
-        read = _gradient_layers if method == "gradient" else _weight_layers
-        layers = read(model, images, layer % depth, head, target)
+        if method == "gradient":
+            layers = _gradient_layers(model, images, layer % depth, head, target)
+        else:
+            layers = _weight_layers(model, images, layer % depth, head)
     finally:
-        model.train(was_training)
-        model.set_grad_checkpointing(was_checkpointing)
+        model.set_grad_checkpointing(checkpointing)
+        for module, was_training in training.items():
+            module.training = was_training
     patches = slice(model.num_prefix_tokens, None)
     if method in ("rollout", "gradient"):
-        row = _query_row(model, layers[-1])
+        reads_class = model.has_class_token and (method == "rollout" or model.global_pool == "token")
+        row = _query_row(layers[-1], model.num_prefix_tokens, reads_class)
         mix = _rollout_step if method == "rollout" else _relevance_step
         for weights in reversed(layers):
             row = mix(row, weights)
         return _finish(row[:, patches], grid)
     weights = layers[-1]
     if method == "last":
-        return _finish(_spread_row(_query_row(model, weights), weights)[:, patches], grid)
+        row = _query_row(weights, model.num_prefix_tokens, model.has_class_token)
+        return _finish(_spread_row(row, weights)[:, patches], grid)
     return _finish(_centrality(weights, method, model.gamma)[:, patches], grid)
 
 
 def _mean_head(weights: Tensor, head: int | None) -> Tensor:
-    """(B, H, R, N) -> (B, R, N), R = N or 1."""
+    """(B, H, R, N) -> (B, R, N), R = N or 1, at least in float32."""
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     return weights.mean(1) if head is None else weights[:, head]
 
 
 @torch.no_grad()
-def _weight_layers(
-    model: "InfViT", images: Tensor, layer: int, head: int | None, target: int | Tensor | None
-) -> list[Tensor]:
+def _weight_layers(model: "InfViT", images: Tensor, layer: int, head: int | None) -> list[Tensor]:
     """Mean weights of the blocks up to ``layer``: (B, N or 1, N) each."""
-    x, grid = model.embed(images)
-    layers = []
-    for block in model.blocks[: layer + 1]:
-        layers.append(_mean_head(weights_of(block, x, grid, model.num_prefix_tokens), head).float())
-        x = block(x, grid, model.num_prefix_tokens)
+    layers: list[Tensor] = []
+    grid = model.grid_of(images)
+
+    def read(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
+        layers.append(_mean_head(weights_of(block, before, grid, model.num_prefix_tokens), head))
+
+    with_map(model.blocks[0])  # refuse before anything runs
+    model.run(images, visit=read, depth=layer + 1)
     return layers
 
 
@@ -103,6 +111,11 @@ def _gradient_layers(
     model: "InfViT", images: Tensor, layer: int, head: int | None, target: int | Tensor | None
 ) -> list[Tensor]:
     """mean_h(∇A ∘ A)₊ of the blocks up to ``layer``; ∇A = G vᵀ, with G the gradient of the head outputs."""
+    if model.num_classes == 0 or model.global_pool == "":
+        raise ValueError(
+            "method='gradient' explains a class, "
+            f"got num_classes={model.num_classes!r} and global_pool={model.global_pool!r}"
+        )
     kept: list[tuple[Tensor, Tensor]] = []  # normalised block input, concatenated head outputs
     hooks = []
     for block in model.blocks[: layer + 1]:
@@ -112,15 +125,14 @@ def _gradient_layers(
         hooks.append(attn.register_forward_pre_hook(lambda _, args, store=inputs: store.append(args[0])))
         hooks.append(entry.register_forward_pre_hook(lambda _, args, store=inputs: kept.append((store[-1], args[0]))))
     try:
-        with torch.enable_grad():
-            logits = model(images.detach().requires_grad_())
+        with torch.inference_mode(False), torch.enable_grad():
+            logits = model(images.detach().clone().requires_grad_())
+            chosen = _classes(target, logits)
+            score = logits.gather(1, chosen[:, None]).sum()
+            gradients = torch.autograd.grad(score, [outputs for _, outputs in kept])
     finally:
         for hook in hooks:
             hook.remove()
-    if target is None:
-        target = logits.argmax(-1)
-    chosen = torch.as_tensor(target, device=logits.device).expand(len(images))
-    gradients = torch.autograd.grad(logits.gather(1, chosen[:, None]).sum(), [outputs for _, outputs in kept])
     layers = []
     grid = model.grid_of(images)
     with torch.no_grad():
@@ -128,10 +140,22 @@ def _gradient_layers(
             attn = with_map(block).attn
             weights = attn.weights(x, grid, model.num_prefix_tokens)  # (B, H, N or 1, N)
             values = attn.values(x)  # (B, H, N, d)
+            if gradient.shape[1] not in (1, x.shape[1]):
+                raise ValueError(f"method='gradient' needs queries=1, got queries={gradient.shape[1]}")
             per_head = gradient.unflatten(-1, (model.num_heads, -1)).transpose(1, 2)  # (B, H, N or 1, d)
             relevance = (per_head @ values.mT * weights).clamp_min(0)
-            layers.append(_mean_head(relevance, head).float())
+            layers.append(_mean_head(relevance, head))
     return layers
+
+
+def _classes(target: int | Tensor | None, logits: Tensor) -> Tensor:
+    """The class to explain for each image, (B,): the given ones, or the predicted."""
+    batch, classes = logits.shape
+    chosen = logits.argmax(-1) if target is None else torch.as_tensor(target, device=logits.device)
+    fits = chosen.dim() <= 1 and chosen.numel() in (1, batch)
+    if not fits or not 0 <= int(chosen.min()) <= int(chosen.max()) < classes:
+        raise ValueError(f"target must be classes in [0, {classes}), one or one per image, got {target!r}")
+    return chosen.long().expand(batch)
 
 
 def with_map(block: nn.Module) -> Block:
@@ -149,13 +173,13 @@ def weights_of(block: nn.Module, x: Tensor, grid: tuple[int, int], num_prefix: i
     return checked.attn.weights(checked.norm1(x), grid, num_prefix)
 
 
-def _query_row(model: "InfViT", weights: Tensor) -> Tensor:
-    """Whose view the map takes: CLS, or the mean of the patch queries, as weights over queries (B, N)."""
-    row = torch.zeros(len(weights), weights.shape[-1], dtype=weights.dtype, device=weights.device)
-    if model.has_class_token:
+def _query_row(weights: Tensor, num_prefix: int, class_token: bool) -> Tensor:
+    """Whose view the map takes: the class token's, or the mean of the patch queries, as weights (B, N)."""
+    row = weights.new_zeros(weights.shape[0], weights.shape[-1])
+    if class_token:
         row[:, 0] = 1
     else:
-        row[:, model.num_prefix_tokens :] = 1 / (weights.shape[-1] - model.num_prefix_tokens)
+        row[:, num_prefix:] = 1 / (weights.shape[-1] - num_prefix)
     return row
 
 
@@ -200,6 +224,6 @@ def _finish(scores: Tensor, grid: tuple[int, int]) -> Tensor:
     totals = scores.sum(-1, keepdim=True)
     empty = int((totals == 0).sum())
     if empty:
-        warnings.warn(f"{empty} of {len(scores)} attention maps were all zero and became uniform", stacklevel=3)
+        warnings.warn(f"{empty} of {len(scores)} attention maps were all zero and became uniform", stacklevel=4)
     scores = torch.where(totals > 0, scores / torch.where(totals > 0, totals, 1), 1 / scores.shape[-1])
     return scores.unflatten(-1, grid)

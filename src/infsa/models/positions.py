@@ -41,6 +41,12 @@ def resize_positions(table: Tensor, base: tuple[int, int], grid: tuple[int, int]
         return torch.einsum("jb,ibd->ijd", columns, table).flatten(0, 1)
 
 
+def resize_table(table: Tensor, base: tuple[int, int], grid: tuple[int, int], num_prefix: int) -> Tensor:
+    """Resize the patch rows of a position table (1, prefix + h0·w0, D); the prefix rows stay."""
+    prefix, patches = table.split([num_prefix, base[0] * base[1]], dim=1)
+    return torch.cat([prefix, resize_positions(patches[0], base, grid).to(table.dtype).unsqueeze(0)], 1)
+
+
 def sincos_positions(
     base: tuple[int, int],
     grid: tuple[int, int],

@@ -1,10 +1,14 @@
 """The published model names, registered with timm."""
 
+import math
 from typing import Any
 
+from safetensors import SafetensorError
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor
 
 from .infvit import InfViT
+from .positions import resize_table
 
 
 def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
@@ -43,14 +47,31 @@ MODELS = tuple(default_cfgs)
 TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
 
 
+def _fit(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
+    """What timm's ViT does on loading: positions follow a new image size, a new classifier may start fresh."""
+    table, own = weights.get("pos_embed"), model.pos_embed
+    if table is not None and own is not None and table.shape != own.shape and table.shape[2] == own.shape[2]:
+        prefix = model.num_prefix_tokens
+        side = math.isqrt(table.shape[1] - prefix)
+        if side * side != table.shape[1] - prefix:
+            raise ValueError(
+                f"pos_embed {tuple(table.shape)} is not of a square grid: load it at its own img_size first"
+            )
+        weights = {**weights, "pos_embed": resize_table(table, (side, side), model.patch_embed.grid_size, prefix)}
+    missing = sorted(name for name in model.state_dict().keys() - weights.keys() if not name.startswith("head."))
+    if missing:
+        raise ValueError(f"missing: {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+    return weights
+
+
 def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: Any) -> InfViT:
     out_indices = overrides.pop("out_indices", 3)
     options = {**preset, **overrides, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
     if not pretrained:
         return build_model_with_cfg(InfViT, name, False, **options)
     try:
-        return build_model_with_cfg(InfViT, name, True, **options)
-    except Exception as error:
+        return build_model_with_cfg(InfViT, name, True, pretrained_filter_fn=_fit, **options)
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = "; ".join(line.strip() for line in lines[:3])
         raise ValueError(f"{name}: its weights could not be loaded: {reason}") from error

@@ -8,36 +8,70 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from .card import model_card
 from .infvit import InfViT
+from .options import WITH_DECAY
 
 WEIGHTS = "model.safetensors"
-DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # for models built without a name; all arguments are saved
+DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # of models built without a name: every argument is saved
+ORIGIN = ("file", "url", "source", "hf_hub_id", "hf_hub_filename", "state_dict")  # where weights once came from
+FREE = {  # arguments that may differ between saving and loading
+    "dynamic_img_size", "dynamic_img_pad", "mlp_chunk", "drop_rate", "proj_drop_rate", "attn_drop_rate",
+    "drop_path_rate", "attention_grid",
+}  # fmt: skip
 
 
-def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, or of the one in a saved folder."""
+def weight_file(path: str | Path) -> Path:
+    """The safetensors file at a path: the file itself, or the one in a saved folder."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {file.name}")
+    return file
+
+
+def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file or saved folder, and the model arguments stored with them, if any.
+
+    Weights saved by the Hugging Face model are read as well.
+    """
+    file = weight_file(path)
     try:
-        return load_file(file)
+        with safe_open(file, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is not a whole safetensors file: {' '.join(str(error).split())}") from error
+    if weights and all(name.startswith("infvit.") for name in weights):
+        weights = {name.removeprefix("infvit."): value for name, value in weights.items()}
+    return weights, json.loads(metadata.get("infsa", "{}"))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
+    """Refuse arguments that would make another function of the same weights."""
+    for name in sorted(saved.keys() & wanted.keys()):
+        if name not in FREE and plain(saved[name]) != plain(wanted[name]):
+            raise ValueError(f"the weights at {path} were saved with {name}={saved[name]!r}, got {wanted[name]!r}")
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load weights into a model; if anything is missing, left over or misshapen, the model stays as it is."""
-    weights, own = read_weights(path), model.state_dict()
+    """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
+    (weights, saved), own = read_weights(path), model.state_dict()
+    check_same_model(saved, getattr(model, "arguments", {}), path)
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     misshapen = [
         f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
@@ -64,23 +98,25 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    data = dict(getattr(model, "pretrained_cfg", {}))
-    height, width = model.patch_embed.img_size
-    data |= {
-        "num_classes": model.num_classes,
-        "input_size": (model.patch_embed.proj.in_channels, height, width),
-    }
+    data = {k: v for k, v in getattr(model, "pretrained_cfg", {}).items() if v is not None and k not in ORIGIN}
+    data |= {"num_classes": model.num_classes, "input_size": (model.in_chans, *model.patch_embed.img_size)}
+    arguments = plain(model.arguments | {"gamma": model.gamma, "attention_grid": model.attention_grid})
+    if model.attention not in WITH_DECAY:
+        del arguments["gamma"]
     config = {
+        **arguments,  # at the top for Hugging Face, in model_args for timm
+        "model_type": "infvit",
+        "num_labels": model.num_classes,
         "architecture": data.get("architecture", DEFAULT_ARCHITECTURE),
-        "num_classes": model.num_classes,
         "num_features": model.num_features,
-        "pretrained_cfg": {key: value for key, value in data.items() if value is not None},
-        "model_args": model.arguments,
+        "pretrained_cfg": data,
+        "model_args": arguments,
     }
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         staged = Path(scratch)
-        save_file(state, staged / WEIGHTS, metadata={"format": "pt"})
+        identity = arguments | ({"architecture": data["architecture"]} if "architecture" in data else {})
+        save_file(state, staged / WEIGHTS, metadata={"format": "pt", "infsa": json.dumps(identity)})
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "README.md").write_text(model_card(model, config))
         for file in ("config.json", "README.md", WEIGHTS):

@@ -5,7 +5,16 @@ from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
-from ..ops.validate import check_activation, check_count, check_token_mask
+from ..ops.validate import (
+    check_activation,
+    check_count,
+    check_dropout,
+    check_eps,
+    check_hops,
+    check_impl,
+    check_token_mask,
+    shape_of,
+)
 from .decay import Decay
 
 
@@ -23,8 +32,14 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the masked tokens of x (B, N, D), so that not even NaN in padding reaches a weight's gradient."""
     if mask is None:
         return x
-    check_token_mask(mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    check_token_mask(mask, "the mask", x.shape[0], x.shape[1], x.device)
     return x.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def check_tokens(x: Tensor, dim: int) -> None:
+    """Refuse anything but (B, N, dim)."""
+    if x.dim() != 3 or x.shape[2] != dim:
+        raise ValueError(f"x must have shape (B, N, {dim}), got {shape_of(x)}")
 
 
 def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
@@ -37,6 +52,19 @@ def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_head
     if bias is not None:
         values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
     return values
+
+
+def project_values(pooled: Pooled, value: nn.Module, num_heads: int) -> Tensor:
+    """The same with a module; one that is not a plain ``nn.Linear`` (an adapter, a quantised layer) is called.
+
+    Such a module must be affine: f(Σ a x) − f(0) + (Σ a) f(0), on every head's row, of which that head keeps its part.
+    """
+    if type(value) is nn.Linear:
+        return project_pooled(pooled, value.weight, value.bias, num_heads)
+    mean = pooled.mean.to(next(value.parameters()).dtype)
+    offset = value(torch.zeros_like(mean[:1, :1, :1]))
+    full = value(mean) - offset + pooled.mass.to(mean.dtype).unsqueeze(-1) * offset  # (B, H, m, D)
+    return full.unflatten(-1, (num_heads, -1)).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def project_out(x: Tensor, extra: nn.Linear | None, proj: nn.Linear) -> Tensor:
@@ -94,6 +122,10 @@ class PureInfSA(nn.Module):
         super().__init__()
         _check_heads(dim, num_heads)
         check_activation(activation)
+        check_hops(hops)
+        check_dropout(dropout, "dropout")
+        check_eps(eps)
+        check_impl(impl)
         if dropout > 0 and hops != 1:
             raise ValueError(f"dropout={dropout!r} needs hops=1, got hops={hops!r}")
         self.num_heads = num_heads
@@ -153,6 +185,7 @@ class PureInfSA(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k, v as views of one projection: (B, H, N, d) each."""
+        check_tokens(x, self.proj.out_features)
         return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
 
 
@@ -209,6 +242,14 @@ class LinearInfSA(nn.Module):
         check_activation(activation)
         check_count(iterations, "iterations")
         check_count(queries, "queries")
+        check_eps(eps)
+        check_impl(impl)
+        if chunk_size is not None:
+            check_count(chunk_size, "chunk_size")
+            if queries > 1 or iterations > 1:
+                raise ValueError(
+                    f"chunk_size={chunk_size!r} needs queries=1 and iterations=1, got {queries}, {iterations}"
+                )
         self.num_heads = num_heads
         self.activation, self.iterations, self.queries = activation, iterations, queries
         self.chunk_size, self.eps, self.impl = chunk_size, eps, impl
@@ -250,6 +291,7 @@ class LinearInfSA(nn.Module):
         )
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        check_tokens(x, self.proj.out_features)
         q = split_heads(self.q(x), self.num_heads)
         return q, q if self.k is None else split_heads(self.k(x), self.num_heads)
 
@@ -272,7 +314,7 @@ class LinearInfSA(nn.Module):
             eps=self.eps,
             impl=self.impl,
         )
-        values = project_pooled(pooled, self.v.weight, self.v.bias, self.num_heads)
+        values = project_values(pooled, self.v, self.num_heads)
         rows = merge_heads(scale_heads(values, self.decay()))
         return project_out(rows, self.extra, self.proj), pooled.groups
 

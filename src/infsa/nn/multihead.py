@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
 from ..ops.masking import allowed_entries
-from ..ops.validate import check_activation, shape_of
+from ..ops.validate import check_activation, check_count, check_dropout, check_eps, check_impl, shape_of
 from .decay import Decay
 from .infsa import merge_heads, project_pooled, scale_heads, split_heads, zero_padding
 
@@ -20,8 +20,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     ``TransformerEncoder`` in every mode: torch's fused encoder path, which would run softmax, is kept off,
     and nested tensors are handled.
 
-    Differences to torch, each on purpose: masked or padded queries give a zero attention output (torch gives
-    NaN or an arbitrary mean); an ``attn_mask`` that forbids the future is recognised as causal;
+    Differences to torch, each on purpose: in the pure variant, masked or padded queries give a zero attention
+    output (torch gives NaN or an arbitrary mean); an ``attn_mask`` that forbids the future is recognised as causal;
     ``is_causal=True`` needs no mask beside it; ``need_weights`` returns Â or a without γ and without dropout.
 
     Args:
@@ -62,13 +62,19 @@ class MultiheadAttention(nn.MultiheadAttention):
         for name in ("add_bias_kv", "add_zero_attn"):
             if torch_arguments.get(name):
                 raise ValueError(f"{name}=True is not supported: it stands for softmax's need of a sink")
+        check_count(num_heads, "num_heads")
         if embed_dim % num_heads:
             raise ValueError(f"num_heads must divide embed_dim={embed_dim}, got {num_heads}")
         if variant == "linear" and torch_arguments.get("dropout"):
             raise ValueError(f"variant='linear' has no dropout, got dropout={torch_arguments['dropout']!r}")
         if variant == "pure" and chunk_size is not None:
             raise ValueError(f"chunk_size needs variant='linear', got chunk_size={chunk_size!r}")
+        if chunk_size is not None:
+            check_count(chunk_size, "chunk_size")
         check_activation(activation)
+        check_dropout(torch_arguments.get("dropout", 0.0), "dropout")
+        check_eps(eps)
+        check_impl(impl)
         super().__init__(embed_dim, num_heads, **torch_arguments)
         # torch's encoder asks this flag whether it may bypass forward() with its fused softmax kernel
         self._qkv_same_embed_dim = False
@@ -175,10 +181,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"variant='linear' cannot apply an attn_mask, got shape {shape_of(attn_mask)}")
         if is_causal and need_weights:
             raise ValueError("variant='linear' has no weights when causal: pass need_weights=False")
-        if key_bias is not None:
-            torch._assert_async(
-                (key_bias == 0).all(), "variant='linear' takes only 0 and -inf in a float key_padding_mask"
-            )
+        if attn_mask is not None and not torch.compiler.is_compiling():
+            causal = torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=attn_mask.device).tril()
+            if not torch.equal(_plainly_allowed(attn_mask), causal.expand_as(attn_mask)):
+                raise ValueError("variant='linear' with is_causal=True takes no other attn_mask than the causal one")
+        if key_bias is not None and not torch.compiler.is_compiling() and bool((key_bias != 0).any()):
+            entry = float(key_bias[key_bias != 0][0])
+            raise ValueError(f"variant='linear' takes only 0 and -inf in a float key_padding_mask, got {entry}")
         q, k = self._project(query, 0), self._project(key, 1)
         pooled = central_pool(
             q,
@@ -271,6 +280,11 @@ def _padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | N
         raise TypeError(f"{name} must be boolean or floating, got {mask.dtype}")
     real = allowed_entries(mask)
     return real, mask.masked_fill(~real, 0)
+
+
+def _plainly_allowed(attn_mask: Tensor) -> Tensor:
+    """Where a mask allows without adding anything: an additive entry other than 0 counts as neither."""
+    return attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
 
 
 def _add_bias(attn_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:

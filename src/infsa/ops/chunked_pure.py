@@ -164,15 +164,16 @@ def inverse_norm(norm: Tensor, eps: float) -> Tensor:
 def diffuse(matrix: EdgeMatrix, v: Tensor, prefix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Ẑ = Â v and the norm F that divided each row: (B, H, Nq, dv), (B, H, Nq)."""
     sums = matrix.q.new_zeros(*matrix.q.shape[:3], v.shape[-1], dtype=matrix.dtype)
-    row_squares = sums.new_zeros(sums.shape[:3])
+    row_squares = sums.new_zeros(sums.shape[:3], dtype=torch.float64)  # float32 would overflow from |R| = 1e19
     for tile in matrix.tiles():
         edges = matrix.edges(tile)
-        row_squares[tile.of_rows] += torch.linalg.vector_norm(edges, dim=-1).square()
+        row_squares[tile.of_rows] += torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
         kept = matrix.kept(tile)
         if kept is not None:
             edges *= kept
         sums[tile.of_rows] += edges @ v[tile.of_columns].to(matrix.dtype)
     norm = _scope_sum(row_squares, prefix).sqrt().to(matrix.dtype)
+    norm = torch.where(norm < torch.finfo(norm.dtype).tiny, 0, norm)  # its inverse would be infinite
     sums *= inverse_norm(norm, eps).unsqueeze(-1)
     return sums, norm
 
@@ -202,7 +203,7 @@ def gradients(
     shared = (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)  # c_i / (s_i F_i)
     weight = _scope_sum(shared, prefix, reverse=True).to(matrix.dtype).unsqueeze(-1)
     grad = grad * inverse.unsqueeze(-1)
-    dq, dk, dv = (torch.zeros_like(x, dtype=matrix.dtype) for x in (matrix.q, matrix.k, v))
+    dq, dk, dv = (x.new_zeros(x.shape, dtype=matrix.dtype) for x in (matrix.q, matrix.k, v))
     mask = matrix.attn_mask if mask_needs_grad else None
     dmask = grad.new_zeros(0 if mask is None else mask.shape)
     for tile in matrix.tiles():

@@ -96,6 +96,8 @@ def _substitute_back(matrix: EdgeMatrix, x: Tensor, gamma: Tensor, norm: Tensor,
 def _gmres(step: Callable[[Tensor], Tensor], b: Tensor, accuracy: float) -> Tensor:
     """Solve x = b + step(x) for every batch item and head at once, (B, H, N, dv) each being one vector."""
     x, scale = torch.zeros_like(b), _length(b)
+    if b.numel() == 0:
+        return x
     for _ in range(MAX_RESTARTS):
         residual = b + step(x) - x
         length = _length(residual)

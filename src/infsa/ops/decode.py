@@ -81,7 +81,7 @@ class PureDecodeState:
         with torch.autocast(q.device.type, enabled=False):
             scores = q.to(dtype) / q.shape[3] ** 0.5 @ self.keys[:, :, :stop].to(dtype).mT
             edges = ACTIVATIONS[self.activation].value(scores).tril(first)
-            row_squares = torch.linalg.vector_norm(edges, dim=-1).square().double()
+            row_squares = torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
             squares = self._squares.unsqueeze(-1) + row_squares.cumsum(-1)
             self._squares = squares[:, :, -1]
             norm = squares.sqrt().to(dtype).unsqueeze(-1)

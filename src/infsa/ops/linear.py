@@ -111,8 +111,14 @@ def central_pool(
     values = zero_masked(values, key_mask)
 
     if chunk_size is not None:
-        groups = torch.arange(q.shape[2], device=q.device)[None] // chunk_size
-        return Pooled(*_pool_before_each_chunk(q, k, values, activation, chunk_size, eps, impl), groups)
+        position = torch.arange(q.shape[2], device=q.device)[None]
+        if key_mask is not None and query_mask is not None:
+            real = key_mask | query_mask  # first and in their order, so that padding changes no chunk
+            order = (~real).long().argsort(dim=-1, stable=True)
+            q, k, values = (_reorder(x, order) for x in (q, k, values))
+            position = (real.long().cumsum(-1) - 1).clamp_min(0)
+        pooled = _pool_before_each_chunk(q, k, values, activation, chunk_size, eps, impl)
+        return Pooled(*pooled, position // chunk_size)
 
     blocks = _blocks(q, query_mask, queries) if queries > 1 else None
     if impl == "reference":
@@ -129,6 +135,11 @@ def central_pool(
         central = _mean(vectors, total, eps)
     total, signed, vectors = library.linear_score_sums(central, k, values, activation)
     return Pooled(_mean(vectors, total, eps), signed / (total + eps), blocks)
+
+
+def _reorder(x: Tensor, order: Tensor) -> Tensor:
+    """The tokens of x (B, H, N, d) in another order (B, N)."""
+    return x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def _mean(vectors: Tensor, total: Tensor, eps: float) -> Tensor:
@@ -155,13 +166,15 @@ def _pool_before_each_chunk(
         if impl == "reference":
             total, vectors = reference.energy_sums(q)
         else:
-            total, vectors = (x.unflatten(0, (batch, -1)) for x in library.linear_energy_sums(q.flatten(0, 1), None, 1))
+            total, vectors = (
+                x.unflatten(0, (batch, chunks)) for x in library.linear_energy_sums(q.flatten(0, 1), None, 1)
+            )
         central = _mean(vectors.cumsum(1), total.cumsum(1), eps)
         if impl == "reference":
             sums = reference.score_sums(central, k, values, activation)
         else:
             flat = library.linear_score_sums(*(x.flatten(0, 1) for x in (central, k, values)), activation)
-            sums = tuple(x.unflatten(0, (batch, -1)) for x in flat)
+            sums = tuple(x.unflatten(0, (batch, chunks)) for x in flat)
         total, signed, vectors = (before(x) for x in sums)
         return _mean(vectors, total, eps), signed / (total + eps)
 
@@ -213,8 +226,8 @@ def linear_attention(
         queries: m central queries. Token i belongs to block ⌊i·m/N⌋, whose energies form its q̄, and receives
             what that q̄ pools. i and N count real tokens.
         causal: ``"chunk"``: keys of a chunk are scored with the q̄ of the chunks up to it, and its tokens
-            receive what the chunks before it pooled (the first chunk receives 0). Nothing else is offered:
-            exact causality is not O(N) here.
+            receive what the chunks before it pooled (the first chunk receives 0). Chunks count real tokens.
+            Nothing else is offered: exact causality is not O(N) here.
         chunk_size: tokens per chunk.
         eps: ε.
         impl: ``"reference"`` (as written), ``"chunked"`` (recomputes in the backward pass) or ``"auto"``.

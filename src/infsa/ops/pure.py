@@ -13,8 +13,9 @@ from .validate import (
     check_activation,
     check_attention_inputs,
     check_attn_mask,
-    check_count,
+    check_dropout,
     check_eps,
+    check_hops,
     choose_implementation,
     decay_per_head,
 )
@@ -90,7 +91,8 @@ def pure_attention(
         eps: ε.
         dropout_p: dropout on Â, applied whenever it is > 0; only with ``hops=1``.
         impl: ``"reference"`` (dense, N² memory), ``"chunked"`` (memory linear in N, no double backward) or
-            ``"auto"``: chunked, except for export, which uses the reference.
+            ``"auto"``: chunked; the reference for export, ``torch.func``, forward-mode derivatives, and
+            ``hops=inf`` up to 512 tokens.
 
     Returns:
         (B, H, Nq, dv), in the type of q. Sums are kept in float32 (float64 for float64 input).
@@ -103,8 +105,7 @@ def pure_attention(
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
     impl = _choose(impl, q, k, hops)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p!r}")
+    check_dropout(dropout_p)
     if dropout_p > 0 and hops != 1:
         raise ValueError(f"dropout_p={dropout_p!r} needs hops=1, got hops={hops!r}")
     causal, attn_mask, key_mask, query_mask = _prepare(
@@ -143,13 +144,12 @@ def pure_attention(
 
 def _choose(impl: str, q: Tensor, k: Tensor, hops: float) -> str:
     """Check ``hops`` and resolve ``impl``."""
-    if hops != math.inf:
-        check_count(hops, "hops (or math.inf)")
+    check_hops(hops)
     if hops != 1 and q.shape[2] != k.shape[2]:
         raise ValueError(f"hops={hops!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    if impl == "auto" and hops == math.inf and q.shape[2] <= DENSE_SOLVE:
-        return "reference"
-    return choose_implementation(impl)
+    chosen = choose_implementation(impl)
+    small = impl == "auto" and chosen == "chunked" and hops == math.inf and q.shape[2] <= DENSE_SOLVE
+    return "reference" if small else chosen
 
 
 def pure_weights(

@@ -22,10 +22,10 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 def frobenius_norm(edges: Tensor, prefix: bool | Tensor) -> Tensor:
     """‖R‖_F of each row's scope, (B, H, Nq, 1): the whole matrix, or where ``prefix`` holds its leading block."""
-    row_squares = edges.square().sum(-1)  # (B, H, Nq)
+    row_squares = wide(edges).square().sum(-1)  # (B, H, Nq); float32 would overflow from |R| = 1e19
     whole = row_squares.sum(-1, keepdim=True).expand_as(row_squares)
     scope = torch.as_tensor(prefix, device=edges.device)
-    return safe_sqrt(torch.where(scope, row_squares.cumsum(-1), whole)).unsqueeze(-1)
+    return safe_sqrt(torch.where(scope, row_squares.cumsum(-1), whole)).unsqueeze(-1).to(edges.dtype)
 
 
 def pure_weights(
@@ -66,6 +66,22 @@ def pure_weights(
         return edges * some / torch.where(some, norm + eps, 1), prefix
 
 
+def wide(x: Tensor) -> Tensor:
+    """x in float64 where its squares or a solve need the range; exported programs keep their type."""
+    return x if torch.compiler.is_exporting() else x.double()
+
+
+def _solve(step: Tensor, source: Tensor, prefix: bool | Tensor) -> Tensor:
+    """Z = step Z + source; as a triangular system where step is causal."""
+    system = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device) - step
+    if prefix is False:
+        return torch.linalg.solve(system, source)
+    causal = torch.linalg.solve_triangular(system.tril(), source, upper=False)
+    if prefix is True:
+        return causal
+    return torch.where(torch.as_tensor(prefix).unsqueeze(-1), causal, torch.linalg.solve(system, source))
+
+
 def pure_diffusion(weights: Tensor, v: Tensor, gamma: Tensor, hops: float, prefix: bool | Tensor) -> Tensor:
     """Σ_{t=1..hops} (γÂ)^t v for a dense Â; ``hops=inf`` solves (I − γÂ) Z = γÂ v.
 
@@ -76,13 +92,7 @@ def pure_diffusion(weights: Tensor, v: Tensor, gamma: Tensor, hops: float, prefi
         v = v.to(step.dtype)
         z = step @ v
         if hops == math.inf:
-            system = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device) - step
-            if prefix is False:
-                return torch.linalg.solve(system, z)
-            causal = torch.linalg.solve_triangular(system.tril(), z, upper=False)
-            if prefix is True:
-                return causal
-            return torch.where(torch.as_tensor(prefix).unsqueeze(-1), causal, torch.linalg.solve(system, z))
+            return _solve(wide(step), wide(step) @ wide(v), prefix).to(step.dtype)
         for _ in range(int(hops) - 1):
             z = step @ (v + z)
         return z

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .activation import ACTIVATIONS
-from .validate import accumulation_dtype, shape_of
+from .validate import accumulation_dtype, check_activation, check_eps, check_token_mask, shape_of
 
 
 def energies(q: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -21,6 +21,7 @@ def energies(q: Tensor, mask: Tensor | None = None) -> Tensor:
 
     q (B, H, N, d) -> (B, H, N), in the accumulation dtype.
     """
+    check_token_mask(mask, "mask", q.shape[0], q.shape[2], q.device)
     energy = torch.linalg.vector_norm(q, dim=-1, dtype=accumulation_dtype(q.dtype))
     return energy if mask is None else energy.masked_fill(~mask[:, None], 0)
 
@@ -30,6 +31,8 @@ def key_scores(central_query: Tensor, k: Tensor, mask: Tensor | None = None, act
 
     central_query (B, H, m, d), k (B, H, N, d) -> (B, H, m, N), in the accumulation dtype.
     """
+    check_activation(activation)
+    check_token_mask(mask, "mask", k.shape[0], k.shape[2], k.device)
     dtype = accumulation_dtype(k.dtype)
     scores = ACTIVATIONS[activation].value(central_query.to(dtype) @ k.to(dtype).mT)
     return scores if mask is None else scores.masked_fill(~mask[:, None, None], 0)
@@ -75,10 +78,15 @@ class LinearState:
         """Add tokens: weights (B, H, N) or (B, H, m, N), values (B, H, N, width) or (B, 1, N, width)."""
         if weights.dim() == 3:
             weights = weights.unsqueeze(-2)
-        if weights.dim() != 4 or values.dim() != 4 or weights.shape[-1] != values.shape[-2]:
+        batch, heads, groups, width = self.vectors.shape
+        tokens = weights.shape[-1]
+        if shape_of(weights) != (batch, heads, groups, tokens) or shape_of(values) not in (
+            (batch, heads, tokens, width),
+            (batch, 1, tokens, width),
+        ):
             raise ValueError(
-                "update needs weights (B, H, N) or (B, H, m, N) and values (B, H or 1, N, width), "
-                f"got {shape_of(weights)} and {shape_of(values)}"
+                f"a state {shape_of(self.vectors)} (B, H, m, width) takes weights (B, H, m, N) and values "
+                f"(B, H or 1, N, width), got {shape_of(weights)} and {shape_of(values)}"
             )
         weights = weights.to(self.vectors.dtype)
         return LinearState(
@@ -89,12 +97,16 @@ class LinearState:
 
     def merge(self, other: "LinearState") -> "LinearState":
         """The state of both sets of tokens."""
-        if self.vectors.shape != other.vectors.shape:
-            raise ValueError(f"cannot merge states of shapes {shape_of(self.vectors)} and {shape_of(other.vectors)}")
+        if self.vectors.shape != other.vectors.shape or self.vectors.dtype != other.vectors.dtype:
+            raise ValueError(
+                f"cannot merge states {shape_of(self.vectors)} {self.vectors.dtype} "
+                f"and {shape_of(other.vectors)} {other.vectors.dtype}"
+            )
         return LinearState(self.absolute + other.absolute, self.signed + other.signed, self.vectors + other.vectors)
 
     def finish(self, eps: float = 1e-6) -> Tensor:
         """The weighted mean Σ w u / (Σ|w| + ε): (B, H, m, width)."""
+        check_eps(eps)
         return self.vectors / (self.absolute + eps).unsqueeze(-1)
 
     def mass(self, eps: float = 1e-6) -> Tensor:

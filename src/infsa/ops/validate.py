@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .activation import ACTIVATIONS
 
@@ -41,8 +42,8 @@ def check_heads(**tensors: Tensor) -> None:
             raise ValueError(
                 f"{first_name} and {name} must share B and H, got {shape_of(first)} and {shape_of(tensor)}"
             )
-        if tensor.shape[2] == 0 or tensor.shape[3] == 0:
-            raise ValueError(f"{name} needs at least one token and one channel, got shape {shape_of(tensor)}")
+        if tensor.shape[1] == 0 or tensor.shape[2] == 0 or tensor.shape[3] == 0:
+            raise ValueError(f"{name} needs at least one head, token and channel, got shape {shape_of(tensor)}")
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
@@ -98,7 +99,7 @@ def check_activation(activation: str) -> None:
 
 def check_eps(eps: float) -> None:
     """Refuse an ε that is negative or not finite."""
-    if not 0 <= eps < math.inf:
+    if isinstance(eps, bool) or not isinstance(eps, int | float | torch.SymFloat) or not 0 <= eps < math.inf:
         raise ValueError(f"eps must be finite and >= 0, got {eps!r}")
 
 
@@ -111,7 +112,7 @@ def check_count(value: Any, name: str, at_least: int = 1) -> None:
 def check_gamma(gamma: float) -> None:
     """Refuse a float decay outside (0, 1)."""
     if isinstance(gamma, bool) or not isinstance(gamma, int | float):
-        raise TypeError(f"gamma must be a float in (0, 1) or a tensor, got {gamma!r}")
+        raise TypeError(f"gamma must be a float in (0, 1), got {gamma!r}")
     if not 0 < gamma < 1:
         raise ValueError(f"gamma must lie strictly between 0 and 1, got {gamma!r}")
 
@@ -125,24 +126,49 @@ def decay_per_head(gamma: float | Tensor, heads: int, like: Tensor) -> Tensor:
     if not isinstance(gamma, Tensor):
         check_gamma(gamma)
         return torch.full((1, 1, 1), gamma, dtype=dtype, device=like.device)
+    if not gamma.is_floating_point():
+        raise TypeError(f"gamma must be a floating tensor, got {gamma.dtype}")
     if gamma.dim() > 1 or gamma.numel() not in (1, heads):
         raise ValueError(f"gamma must broadcast to (H,) = {(heads,)}, got shape {shape_of(gamma)}")
     return gamma.to(device=like.device, dtype=dtype).reshape(-1, 1, 1)
 
 
+def check_impl(impl: str) -> None:
+    """Refuse an implementation that does not exist, or not here."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {list(IMPLEMENTATIONS)}, got {impl!r}")
+    if impl != "auto" and impl not in AVAILABLE:
+        raise ValueError(f"impl={impl!r} is not available here; available: {list(AVAILABLE)}")
+
+
 def choose_implementation(impl: str) -> str:
     """Resolve ``impl``; an explicit choice is honoured or refused, never replaced.
 
-    Export needs plain tensor operations, so ``"auto"`` takes the reference path (N² memory) there.
+    Export, forward-mode derivatives and ``torch.func`` need plain tensor operations: there ``"auto"`` takes the
+    reference path (N² memory).
     """
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {list(IMPLEMENTATIONS)}, got {impl!r}")
+    check_impl(impl)
+    transformed = not torch.compiler.is_compiling() and (
+        forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    )
     if impl == "auto":
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        return "reference" if exporting else "chunked"
-    if impl not in AVAILABLE:
-        raise ValueError(f"impl={impl!r} is not available here; available: {list(AVAILABLE)}")
+        return "reference" if exporting or transformed else "chunked"
+    if impl != "reference" and transformed:
+        raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")
     return impl
+
+
+def check_dropout(dropout: float, name: str = "dropout_p") -> None:
+    """Refuse a dropout rate outside [0, 1)."""
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float | torch.SymFloat) or not 0 <= dropout < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {dropout!r}")
+
+
+def check_hops(hops: float) -> None:
+    """Refuse anything but a positive integer or infinity."""
+    if hops != math.inf:
+        check_count(hops, "hops (or math.inf)")
 
 
 def cast_output(output: Tensor, dtype: torch.dtype) -> Tensor:

@@ -30,21 +30,21 @@ def test_default_number_of_features(head_dim, features):
     assert build("performer", dim=2 * head_dim).directions.shape == (features, head_dim)
 
 
-def test_redraw_only_in_training_and_only_when_asked():
+def test_redraw_only_when_asked_and_counted():
     x = tokens()
     frozen = build("performer").train()
     before = frozen.directions.clone()
     for _ in range(5):
+        frozen.advance()
         frozen(x, BASE)
     assert torch.equal(frozen.directions, before)
     moving = build("performer", redraw_every=2).eval()
     for _ in range(5):
         moving(x, BASE)
     assert torch.equal(moving.directions, before)
-    moving.train()
     draws = []
     for _ in range(6):
-        moving(x, BASE)
+        moving.advance()
         draws.append(moving.directions.clone())
     assert [torch.equal(a, b) for a, b in itertools.pairwise(draws)] == [True, False, True, False, True]
     moving.reset_parameters()

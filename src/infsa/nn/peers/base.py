@@ -107,13 +107,13 @@ class Attention(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every parameter and buffer again, for instance after ``to_empty`` on a meta module."""
         reset_submodules(self)
-        self._reset_own()
+        self.reset_own()
 
     def extra_repr(self) -> str:
         """What ``print(module)`` shows."""
         return f"dim={self.dim}, num_heads={self.num_heads}, grid={self.grid}, num_prefix={self.num_prefix}"
 
-    def _reset_own(self) -> None:
+    def reset_own(self) -> None:
         """Draw the parameters and buffers that belong to no submodule."""
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ...ops import Pooled, energies
 from ...ops.validate import cast_output
 from ..decay import Decay
-from ..infsa import merge_heads, project_pooled, scale_heads, split_heads
+from ..infsa import merge_heads, project_values, scale_heads, split_heads
 from .base import Scaffold
 from .core import CoreAttention, exact, factory, linear_options, upcast
 from .layout import Grid, Layout, affine, masked_softmax
@@ -39,7 +39,7 @@ class PoolAttention(CoreAttention):
         weights = self._weights(x, layout)  # (B, H or 1, 1, N)
         with exact(x):
             pooled = Pooled(weights @ upcast(x)[0].unsqueeze(1), weights.sum(-1), None)
-        values = project_pooled(pooled, self.v.weight, self.v.bias, self.num_heads)  # (B, H, 1, d)
+        values = project_values(pooled, self.v, self.num_heads)  # (B, H, 1, d)
         return merge_heads(scale_heads(values, self.decay()))
 
     def _values(self, x: Tensor) -> Tensor:
@@ -158,5 +158,7 @@ class Fastformer(CoreAttention):
 
 
 def _linear(x: Tensor, linear: nn.Linear) -> Tensor:
-    """The layer in the type of x."""
+    """The layer in the type of x; one that is not a plain ``nn.Linear`` (an adapter, say) is called as it is."""
+    if type(linear) is not nn.Linear:
+        return linear(x.to(next(linear.parameters()).dtype)).to(x.dtype)
     return F.linear(x, *affine(linear, x.dtype))

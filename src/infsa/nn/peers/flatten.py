@@ -57,9 +57,10 @@ class FLatten(QKVAttention):
         self.position = nn.Parameter(torch.empty(dim, *self.grid, **factory(scaffold)))
         width = self.head_dim
         self.conv = nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width, **factory(scaffold))
-        self._reset_own()
+        self.reset_own()
 
-    def _reset_own(self) -> None:
+    def reset_own(self) -> None:
+        """Draw the parameters and buffers that belong to no submodule."""
         nn.init.zeros_(self.scale)
         nn.init.zeros_(self.position)
 

@@ -58,9 +58,10 @@ class Linformer(QKVAttention):
             self.register_parameter("compress_v", None)
         else:
             self.compress_v = nn.Parameter(torch.empty(tokens, rank, **factory(scaffold)))
-        self._reset_own()
+        self.reset_own()
 
-    def _reset_own(self) -> None:
+    def reset_own(self) -> None:
+        """Draw the parameters and buffers that belong to no submodule."""
         bound = 1 / math.sqrt(self.rank)
         nn.init.uniform_(self.compress_k, -bound, bound)
         if self.compress_v is not None:

@@ -27,8 +27,8 @@ class Performer(QKVAttention):
         features: m; None means ⌊d ln d⌋, at least 1.
         eps: ε.
         seed: W is a function of the seed: give every layer its own.
-        redraw_every: draw a new W after this many forward passes in training mode, 0 for never. Not for
-            compiled models. Draws are a function of the seed and their number since construction.
+        redraw_every: draw a new W after this many calls of ``advance``, 0 for never. Not for compiled models. Draws
+            are a function of the seed and their number since construction.
         **scaffold: see :class:`Attention`.
 
     Example:
@@ -60,7 +60,7 @@ class Performer(QKVAttention):
         check_count(redraw_every, "redraw_every", at_least=0)
         self.features, self.eps, self.seed, self.redraw_every = features, eps, seed, redraw_every
         self.register_buffer("directions", torch.empty(features, self.head_dim, **factory(scaffold)))
-        self._reset_own()
+        self.reset_own()
 
     def redraw(self) -> None:
         """Replace W by the next draw."""
@@ -69,17 +69,26 @@ class Performer(QKVAttention):
         generator = torch.Generator("cpu").manual_seed(self.seed)
         seeds = torch.randint(2**32, (self.draws + 1,), generator=generator, device="cpu")
         generator.manual_seed(int(seeds[-1]))
-        self.directions.copy_(orthogonal_directions(self.features, self.head_dim, generator))
+        drawn = orthogonal_directions(self.features, self.head_dim, generator)
+        self.directions = drawn.to(self.directions)  # a new tensor: graphs of earlier passes keep the old one
 
-    def _reset_own(self) -> None:
+    def advance(self) -> None:
+        """Count a training step, and redraw W when ``redraw_every`` of them have passed.
+
+        Models call it once per forward pass in training mode, outside gradient checkpointing, whose second pass
+        must see the same W.
+        """
+        if self.redraw_every:
+            if self.calls >= self.redraw_every:
+                self.redraw()
+            self.calls += 1
+
+    def reset_own(self) -> None:
+        """Draw the parameters and buffers that belong to no submodule."""
         self.draws = -1
         self.redraw()
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if self.training and self.redraw_every:
-            if self.calls >= self.redraw_every:
-                self.redraw()
-            self.calls += 1
         q, k, v = self._project(x)
         with exact(q):
             phi_q, phi_k = self._kernel(q, k, layout)
