@@ -19,7 +19,7 @@ from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import graph, models, nn, ops
+    from . import data, graph, models, nn, ops
     from .models import create_model, list_models
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "PureDecodeState",
     "__version__",
     "create_model",
+    "data",
     "graph",
     "linear_attention",
     "linear_weights",
@@ -38,7 +39,7 @@ __all__ = [
     "pure_weights",
 ]
 
-_LAZY_MODULES = frozenset({"graph", "models", "nn"})
+_LAZY_MODULES = frozenset({"data", "graph", "models", "nn"})
 _LAZY_NAMES = {"create_model": "models", "list_models": "models"}
 
 

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "graph": {"ops"},
     "nn": {"ops"},
     "models": {"ops", "graph", "nn"},
+    "data": set(),
     "report": {"ops", "graph", "nn", "models"},
     "cli": {"ops", "graph", "nn", "models", "report"},
 }

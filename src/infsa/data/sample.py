@@ -1,0 +1,44 @@
+"""What every data set of this package returns, and what it promises."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+BoxArray = NDArray[np.float32]  # (n, 4): x0, y0, x1, y1 in pixels, x1 and y1 exclusive
+
+
+class Sample(NamedTuple):
+    """An image, its class, the boxes of its objects, and its name.
+
+    Example:
+        >>> image, label, boxes, name = Shapes(size=64)[0]
+        >>> image.size, label, boxes.shape, name
+        ((64, 64), 0, (1, 4), 'shapes/train/0')
+    """
+
+    image: Image.Image  # RGB
+    label: int
+    boxes: BoxArray  # (n, 4), possibly n = 0
+    name: str
+
+
+class ImageDataset(Protocol):
+    """A map-style data set: ``len(dataset)`` samples, each read by its index, and the names of the classes.
+
+    Example:
+        >>> dataset: ImageDataset = open_dataset("shapes", split="val")
+        >>> dataset.classes[dataset[0].label]
+        'striped triangle'
+    """
+
+    classes: list[str]
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        ...
+
+    def __getitem__(self, index: int) -> Sample:
+        """The sample at ``index``."""
+        ...

@@ -1,0 +1,208 @@
+"""Training and validation transforms of an image and its boxes, to a normalised tensor.
+
+Every random choice comes from a generator keyed by (seed, epoch, index): the number of workers, the rank and a
+restart do not change what a sample looks like.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms import functional as F  # type: ignore[import-untyped]
+
+from . import boxes as geometry
+from .keys import keyed_generator
+from .sample import BoxArray
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "nearest": Image.Resampling.NEAREST,
+}
+View = tuple[torch.Tensor, BoxArray]  # (3, size, size) float32 and (n, 4)
+
+
+class TrainTransform:
+    """Random resized crop, mirror image, colour jitter, erasing: timm's training view, with boxes that follow.
+
+    Boxes are clipped to the crop and those left without an area are dropped. Erasing paints over pixels and leaves
+    the boxes as they are.
+
+    Args:
+        size: side of the result in pixels.
+        seed: whole number, 0 or more.
+        scale, ratio: area of the crop as a part of the image, and its width over its height.
+        flip: probability of the mirror image.
+        jitter: largest change of brightness, contrast and saturation; optionally a fourth number for the hue (≤ 0.5).
+            One number stands for the first three.
+        erase: probability that a rectangle is replaced by noise.
+        mean, std: of the normalisation.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``.
+
+    Example:
+        >>> transform = TrainTransform(64, jitter=0.4)
+        >>> tensor, boxes = transform(sample.image, sample.boxes, epoch=0, index=7)
+        >>> tensor.shape
+        torch.Size([3, 64, 64])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        seed: int = 0,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        jitter: float | Sequence[float] = 0.4,
+        erase: float = 0.0,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        interpolation: str = "bicubic",
+    ) -> None:
+        strengths = (jitter,) * 3 if isinstance(jitter, int | float) else tuple(jitter)
+        _check_size(size)
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(f"scale must be 0 < low ≤ high ≤ 1, got {scale}")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"ratio must be 0 < low ≤ high, got {ratio}")
+        for name, value in (("flip", flip), ("erase", erase)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be a probability, got {value}")
+        if len(strengths) not in (3, 4) or min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
+            raise ValueError(f"jitter must be one number, or 3 or 4 of at least 0 with a hue up to 0.5, got {jitter}")
+        if seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {seed}")
+        self.size, self.seed, self.scale, self.ratio = size, seed, scale, ratio
+        self.flip, self.jitter, self.erase = flip, strengths, erase
+        self.mean, self.std, self.resampling = list(mean), list(std), _resampling(interpolation)
+
+    def __call__(self, image: Image.Image, boxes: BoxArray, epoch: int = 0, index: int = 0) -> View:
+        """The view that (seed, epoch, index) gives."""
+        rng = keyed_generator("train view", self.seed, epoch, index)
+        left, top, width, height = random_crop(rng, image.size, self.scale, self.ratio)
+        image = image.resize((self.size, self.size), self.resampling, (left, top, left + width, top + height))
+        boxes = geometry.crop(boxes, left, top, width, height)
+        boxes = geometry.resize(boxes, (width, height), (self.size, self.size))
+        if rng.random() < self.flip:
+            image, boxes = F.hflip(image), geometry.flip(boxes, self.size)
+        tensor = _normalised(jittered(rng, image, self.jitter), self.mean, self.std)
+        if rng.random() < self.erase:
+            erase_rectangle(rng, tensor)
+        return tensor, geometry.drop_empty(boxes)
+
+
+class ValTransform:
+    """The shorter side resized to size / crop_pct, then the centre cropped: timm's validation view, with boxes.
+
+    Example:
+        >>> tensor, boxes = ValTransform(224, crop_pct=224 / 257)(sample.image, sample.boxes)
+        >>> tensor.shape
+        torch.Size([3, 224, 224])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        crop_pct: float = 1.0,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        interpolation: str = "bicubic",
+    ) -> None:
+        _check_size(size)
+        if not 0 < crop_pct <= 1:
+            raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
+        self.size, self.shorter = size, math.floor(size / crop_pct + 1e-9)
+        self.mean, self.std, self.resampling = list(mean), list(std), _resampling(interpolation)
+
+    def __call__(self, image: Image.Image, boxes: BoxArray, epoch: int = 0, index: int = 0) -> View:
+        """The same view in every epoch."""
+        old, short = image.size, min(image.size)
+        new = (int(self.shorter * old[0] / short), int(self.shorter * old[1] / short))
+        left, top = geometry.centre_corner(new, (self.size, self.size))
+        image = image.resize(new, self.resampling).crop((left, top, left + self.size, top + self.size))
+        boxes = geometry.centre_crop(geometry.resize(boxes, old, new), new, (self.size, self.size))
+        return _normalised(image, self.mean, self.std), geometry.drop_empty(boxes)
+
+
+Transform = TrainTransform | ValTransform
+
+
+def transform_for(config: dict[str, Any], train: bool, **options: Any) -> Transform:
+    """The transform that fits a model, from timm's data configuration; ``options`` go to the transform.
+
+    Example:
+        >>> config = timm.data.resolve_model_data_config(model)
+        >>> transform = transform_for(config, train=True, seed=1, erase=0.25)
+    """
+    channels, height, width = config["input_size"]
+    if channels != 3 or height != width:
+        raise ValueError(f"input_size must be 3 channels of a square, got {tuple(config['input_size'])}")
+    common = {name: config[name] for name in ("mean", "std", "interpolation")}
+    if train:
+        return TrainTransform(height, **{**common, **options})
+    return ValTransform(height, **{**common, "crop_pct": config["crop_pct"], **options})
+
+
+def random_crop(
+    rng: np.random.Generator, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Left, top, width and height of a random crop; ten attempts at the area and ratio, then the largest centred one.
+
+    Example:
+        >>> random_crop(keyed_generator(0), (500, 375), (0.08, 1.0), (3 / 4, 4 / 3))
+    """
+    width, height = size
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1)), w, h
+    w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
+    return (width - w) // 2, (height - h) // 2, max(w, 1), max(h, 1)
+
+
+def jittered(rng: np.random.Generator, image: Image.Image, strengths: Sequence[float]) -> Image.Image:
+    """Brightness, contrast, saturation and (if a fourth strength is given) hue, changed in random order.
+
+    Example:
+        >>> image = jittered(keyed_generator(0), image, (0.4, 0.4, 0.4))
+    """
+    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    amounts = [rng.uniform(-strength, strength) for strength in strengths]
+    for which in rng.permutation(len(strengths)).tolist():
+        if strengths[which]:
+            image = adjust[which](image, amounts[which] if which == 3 else max(0.0, 1 + amounts[which]))
+    return image
+
+
+def erase_rectangle(rng: np.random.Generator, tensor: torch.Tensor) -> None:
+    """Replace a rectangle of 2 to 33 % of the tensor (3, h, w) by normal noise, in place.
+
+    Example:
+        >>> erase_rectangle(keyed_generator(0), tensor)
+    """
+    _, height, width = tensor.shape
+    left, top, w, h = random_crop(rng, (width, height), (0.02, 1 / 3), (0.3, 1 / 0.3))
+    noise = rng.standard_normal((3, h, w), np.float32)
+    tensor[:, top : top + h, left : left + w] = torch.from_numpy(noise)
+
+
+def _normalised(image: Image.Image, mean: list[float], std: list[float]) -> torch.Tensor:
+    return F.normalize(F.to_tensor(image), mean, std, inplace=True)
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(f"size must be 1 pixel or more, got {size}")
+
+
+def _resampling(interpolation: str) -> Image.Resampling:
+    if interpolation not in RESAMPLING:
+        raise ValueError(f"interpolation must be one of {list(RESAMPLING)}, got {interpolation!r}")
+    return RESAMPLING[interpolation]

@@ -1,0 +1,89 @@
+"""A data set seen through a transform, and its samples put into batches."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from .sample import BoxArray, ImageDataset
+from .transforms import Transform
+
+
+class Example(NamedTuple):
+    """A sample ready for a model.
+
+    Example:
+        >>> image, label, boxes, name = Views(Shapes(), TrainTransform(64))[0]
+    """
+
+    image: torch.Tensor  # (3, size, size), normalised
+    label: int
+    boxes: BoxArray  # (n, 4) in pixels of the tensor
+    name: str
+
+
+class Batch(NamedTuple):
+    """Examples together; boxes stay apart, because images differ in their number.
+
+    Example:
+        >>> batch = collate([views[0], views[1]])
+        >>> batch.images.shape, batch.labels.shape
+        (torch.Size([2, 3, 64, 64]), torch.Size([2]))
+    """
+
+    images: torch.Tensor  # (B, 3, size, size)
+    labels: torch.Tensor  # (B,) int64
+    boxes: list[BoxArray]
+    names: list[str]
+
+
+class Views(torch.utils.data.Dataset[Example]):
+    """A data set through a transform: view ``index`` depends on (seed, epoch, index) and nothing else.
+
+    The epoch lives in shared memory, so that :meth:`set_epoch` reaches workers that persist between epochs.
+
+    Example:
+        >>> views = Views(Shapes(size=64), TrainTransform(64, seed=0))
+        >>> loader = DataLoader(views, batch_size=32, num_workers=4, persistent_workers=True, collate_fn=collate)
+        >>> for epoch in range(10):
+        ...     views.set_epoch(epoch)
+        ...     for images, labels, boxes, names in loader:
+        ...         ...
+    """
+
+    def __init__(self, dataset: ImageDataset, transform: Transform) -> None:
+        self.dataset, self.transform = dataset, transform
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose views are drawn."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the views of ``epoch`` from now on, in every worker; call it before the loader is iterated.
+
+        Example:
+            >>> views.set_epoch(3)
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must be 0 or more, got {epoch}")
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Example:
+        image, label, boxes, name = self.dataset[index]
+        tensor, boxes = self.transform(image, boxes, epoch=self.epoch, index=range(len(self))[index])
+        return Example(tensor, label, boxes, name)
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Stack images and labels, list boxes and names: the ``collate_fn`` of a DataLoader.
+
+    Example:
+        >>> loader = DataLoader(views, batch_size=32, collate_fn=collate)
+    """
+    images, labels, boxes, names = zip(*examples, strict=True)
+    return Batch(torch.stack(images), torch.tensor(labels), list(boxes), list(names))

@@ -1,0 +1,36 @@
+"""Small files for the readers to read."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def encoded(image, kind="PNG", **options):
+    """The bytes of an image file."""
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def write_image(path, colour="red", size=(8, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def write_shard(path, images=6, damaged=()):
+    """A miniature npz shard of three classes; the last two images are for validation."""
+    files = [encoded(Image.new("L" if i == 1 else "RGB", (64, 64), i), "JPEG") for i in range(images)]
+    files = [b"damaged" if i in damaged else file for i, file in enumerate(files)]
+    np.savez(
+        path,
+        jpeg=np.frombuffer(b"".join(files), np.uint8),
+        offset=np.cumsum([0, *map(len, files)]),
+        label=np.arange(images, dtype=np.int16) % 3,
+        box=np.array([[0, 10, 63, 58]] * images, np.int16),
+        is_val=np.arange(images) >= images - 2,
+        wnid=np.array(["n0", "n1", "n2"]),
+        name=np.array(["fish", "newt", "spider"]),
+    )
+    return path

@@ -1,0 +1,167 @@
+"""Readers over miniature trees and tables, the skip log, and what they refuse."""
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from infsa.data import (
+    HuggingFace,
+    ImageFolder,
+    ImageNetV2,
+    NpzShard,
+    SkipLog,
+    TinyImageNet,
+    TrainTransform,
+    UnreadableImage,
+    Views,
+    collate,
+    open_dataset,
+    read_tiny_imagenet,
+)
+
+from .helpers import encoded, write_image, write_shard
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, count in (("train", 4), ("val", 2)):
+        for name in ("cat", "dog"):
+            for i in range(count):
+                write_image(tmp_path / split / name / f"{name}_{i}.png", (i, 0, 0))
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    for wnid in ("n02", "n01"):
+        for i in range(2):
+            write_image(tmp_path / "train" / wnid / "images" / f"{wnid}_{i}.JPEG")
+        (tmp_path / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG 0 1 2 3\n{wnid}_1.JPEG 0 0 0 5\n")
+    for i in range(3):
+        write_image(tmp_path / "val" / "images" / f"val_{i}.JPEG")
+    lines = [f"val_{i}.JPEG\t{wnid}\t0\t0\t3\t4\n" for i, wnid in enumerate(("n02", "n01", "n02"))]
+    (tmp_path / "val" / "val_annotations.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def test_image_folder(folder):
+    train, val = ImageFolder(folder, split="train"), open_dataset(f"folder:{folder}", split="val")
+    assert (len(train), len(val), train.classes) == (8, 4, ["cat", "dog"])
+    assert [(s.name, s.label, s.image.size, s.boxes.shape) for s in val][2:] == [
+        ("dog/dog_0.png", 1, (8, 6), (0, 4)),
+        ("dog/dog_1.png", 1, (8, 6), (0, 4)),
+    ]
+
+
+def test_image_folder_with_boxes(folder):
+    (folder / "boxes.txt").write_text("cat_1.png cat 0 0 3 4\n")
+    train = ImageFolder(folder, split="train", annotations=read_tiny_imagenet(folder / "boxes.txt"))
+    assert train[1].boxes.tolist() == [[0, 0, 4, 5]]
+    assert len(train[2].boxes) == 0
+
+
+@pytest.mark.parametrize("labels", [range(12), (3, 10, 200)])
+def test_imagenet_v2_folders_are_labels_not_text(tmp_path, labels):
+    root = tmp_path / "imagenetv2-top-images-format-val"
+    for label in labels:
+        write_image(root / str(label) / "a.png", (label, 0, 0))
+    for dataset in (ImageNetV2(root), open_dataset(f"imagenetv2:{tmp_path}", split="top-images")):
+        assert sorted(sample.label for sample in dataset) == list(labels)
+        assert all(sample.image.getpixel((0, 0))[0] == sample.label for sample in dataset)
+
+
+def test_tiny_imagenet(tiny):
+    train, val = TinyImageNet(tiny), open_dataset(f"tiny-imagenet:{tiny}", split="val")
+    assert train.classes == val.classes == ["n01", "n02"]
+    assert [(s.label, s.name) for s in train][1:3] == [
+        (0, "train/n01/images/n01_1.JPEG"),
+        (1, "train/n02/images/n02_0.JPEG"),
+    ]
+    assert train[1].boxes.tolist() == [[0, 0, 1, 6]]
+    assert [s.label for s in val] == [1, 0, 1]
+    assert val[0].boxes.tolist() == [[0, 0, 4, 5]]
+
+
+def test_npz_shard(tmp_path):
+    path = write_shard(tmp_path / "shard.npz")
+    train, val = NpzShard(path), open_dataset(f"npz:{path}", split="val")
+    assert (len(train), len(val), train.classes) == (4, 2, ["fish", "newt", "spider"])
+    assert [s.label for s in val] == [1, 2]
+    assert train[1].image.mode == "RGB"
+    assert train[0].boxes.tolist() == [[0, 10, 64, 59]]
+    assert val[0].name == "shard.npz/4"
+
+
+def test_hugging_face():
+    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    pictures = [{"bytes": encoded(Image.new("L", (4, 3), i)), "path": None} for i in range(3)]
+    pictures[1]["bytes"] = b"damaged"
+    table = datasets.Dataset.from_dict({"picture": pictures, "kind": [0, 1, 1]}, features=features)
+    dataset = HuggingFace(table, image="picture", label="kind")
+    assert dataset.classes == ["cat", "dog"]
+    assert [(s.name, s.label, s.image.mode) for s in dataset] == [
+        ("row 0", 0, "RGB"), ("row 2", 1, "RGB"), ("row 2", 1, "RGB"),
+    ]  # fmt: skip
+    assert dataset.skipped.names == ["row 1"]
+    with pytest.raises(ValueError, match="no column 'image'; the data set has \\['picture', 'kind'\\]"):
+        HuggingFace(table)
+    with pytest.raises(TypeError, match="got IterableDataset"):
+        HuggingFace(table.to_iterable_dataset())
+
+
+def test_a_damaged_image_gives_way_to_the_next_and_counts_once(folder):
+    for name in ("cat/cat_3", "dog/dog_0", "dog/dog_3"):
+        (folder / "train" / f"{name}.png").write_bytes(b"damaged")
+    train = ImageFolder(folder, split="train")
+    order = ["cat_0", "cat_1", "cat_2", "dog_1", "dog_1", "dog_1", "dog_2", "cat_0"]
+    for indices in (range(8), reversed(range(8))):
+        assert all(train[i].name.endswith(f"{order[i]}.png") for i in indices)
+    assert sorted(train.skipped.names) == ["cat/cat_3.png", "dog/dog_0.png", "dog/dog_3.png"]
+    assert str(train.skipped).startswith("3 images skipped: cat/cat_3.png")
+    assert train[3].label == 1  # the label of the image that is shown
+
+
+def test_workers_share_the_log_through_its_file(folder, tmp_path):
+    (folder / "train" / "cat" / "cat_1.png").write_bytes(b"damaged")
+    log = SkipLog(tmp_path / "skipped.jsonl")
+    views = Views(ImageFolder(folder, split="train", skipped=log), TrainTransform(8))
+    for workers in (0, 2):
+        assert sum(len(batch.names) for batch in DataLoader(views, 2, num_workers=workers, collate_fn=collate)) == 8
+    assert SkipLog.read(log.file).names == ["cat/cat_1.png"]
+    assert len(SkipLog.read(tmp_path / "none")) == 0
+
+
+def test_nothing_readable_is_one_line(tmp_path):
+    dataset = NpzShard(write_shard(tmp_path / "shard.npz", damaged=range(6)))
+    with pytest.raises(UnreadableImage, match=r"^none of the 4 images can be read; the first met: shard.npz/2: "):
+        dataset[2]
+
+
+def test_refusals_come_before_anything_runs(folder, tiny, tmp_path):
+    (tmp_path / "train" / "owl").mkdir()
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "broken.npz").write_bytes(b"PK\3\4 no")
+    np.savez(tmp_path / "other.npz", jpeg=np.zeros(3))
+    cases = [
+        ("folder:nowhere", None, "no folder at nowhere"),
+        (f"folder:{tmp_path}", "train", "owl holds no images"),
+        (f"folder:{tmp_path}", "test", "no folder test in"),
+        (f"folder:{tmp_path / 'flat'}", None, "no class folders in"),
+        (f"imagenetv2:{tmp_path / 'val'}", None, "called 0 to 999, got 'cat'"),
+        (f"imagenetv2:{tmp_path}", "val", "split of imagenetv2 must be one of .*top-images.* got 'val'"),
+        (f"tiny-imagenet:{tmp_path / 'flat'}", "train", "no folder at .*train"),
+        (f"npz:{tmp_path}/none.npz", "train", "no file at"),
+        (f"npz:{tmp_path}/broken.npz", "train", "broken.npz is not a whole npz file"),
+        (f"npz:{tmp_path}/other.npz", "train", "the arrays .*'offset'.* are missing"),
+        ("shapes", "test", "split must be one of"),
+        ("shape", None, "unknown data set 'shape'; accepted are shapes, folder:PATH, .*tiny-imagenet:PATH"),
+        ("folder", None, "unknown data set 'folder'"),
+        ("shapes:here", None, "unknown data set 'shapes:here'"),
+    ]
+    for name, split, message in cases:
+        with pytest.raises((ValueError, FileNotFoundError), match=rf"^[^\n]*{message}[^\n]*$"):
+            open_dataset(name, split=split)
+    with pytest.raises(TypeError, match=r"data set 'shapes': .*'colour'"):
+        open_dataset("shapes", colour="red")
