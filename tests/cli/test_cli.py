@@ -100,10 +100,12 @@ def test_failure_is_one_line_and_exit_code_1(monkeypatch, capsys, tmp_path):
     assert "Traceback" not in err
 
 
-def test_debug_shows_the_traceback(monkeypatch, tmp_path):
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_debug_shows_the_traceback(place, monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr(sys, "argv", ["infsa", "--debug", "demo", "--out", str(blocked / "folder")])
+    arguments = ["demo", "--out", str(blocked / "folder")]
+    monkeypatch.setattr(sys, "argv", ["infsa", *arguments[:place], "--debug", *arguments[place:]])
     with pytest.raises(NotADirectoryError):
         main()
 

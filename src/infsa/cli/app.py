@@ -20,7 +20,9 @@ app = typer.Typer(
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere in the line.")
+    ] = False,
 ) -> None:
     """Infinite Self-Attention: attention as diffusion on a token graph."""
 
@@ -32,7 +34,7 @@ app.command("info")(info.info)
 def main() -> None:
     """Run the command line; a failure prints one line, or its traceback with ``infsa --debug``."""
     try:
-        code = app(standalone_mode=False)
+        code = app([argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 1)
     except UsageError as error:

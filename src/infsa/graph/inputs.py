@@ -17,9 +17,11 @@ def as_adjacency(A: Any) -> Tensor:
         torch.float64
     """
     try:
-        given = torch.as_tensor(A)
+        given = torch.as_tensor(A.copy() if hasattr(A, "copy") else A)  # a copy undoes negative strides
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"A must be a square matrix of numbers, got {type(A).__name__}") from error
+    if given.layout != torch.strided:
+        raise TypeError(f"A must be a dense matrix, got layout {given.layout}")
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] == 0:
         raise ValueError(f"A must have shape (N, N) with N >= 1, got {tuple(given.shape)}")
     if given.is_complex():

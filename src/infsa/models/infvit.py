@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from timm.layers import PatchEmbed, global_pool_nlc
-from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -15,11 +14,12 @@ from ..nn.peers import MLLABlock, Performer, create_attention
 from ..ops.validate import accumulation_dtype
 from .block import Block
 from .maps import attention_maps
-from .options import WITH_DECAY, check_choice, check_options, check_pool
+from .options import WITH_DECAY, check_options
 from .positions import resize_table, sincos_positions
+from .timm_interface import TimmInterface
 
 
-class InfViT(nn.Module):
+class InfViT(TimmInterface):
     """A Vision Transformer with a choice of attention, behind timm's model interface.
 
     Args:
@@ -317,49 +317,6 @@ class InfViT(nn.Module):
         """Images (B, C, H, W) to logits (B, classes)."""
         return self.forward_head(self.forward_features(images, patch_mask), patch_mask=patch_mask)
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Features after the chosen blocks, as timm defines it: (final, [features]) or [features]."""
-        wanted = str(getattr(output_fmt, "value", output_fmt))
-        check_choice("output_fmt", wanted, ("NCHW", "NLC"))
-        take, last = feature_take_indices(len(self.blocks), indices)
-        grid = self.grid_of(x)
-        features: list[Tensor] = []
-
-        def keep(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
-            if index in take:
-                features.append(self.norm(after) if norm else after)
-
-        final = self.run(x, visit=keep, depth=last + 1 if stop_early else None)
-        prefixes = [feature[:, : self.num_prefix_tokens] for feature in features]
-        features = [feature[:, self.num_prefix_tokens :] for feature in features]
-        if wanted == "NCHW":
-            features = [f.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for f in features]
-        result = list(zip(features, prefixes, strict=True)) if return_prefix_tokens else features
-        return result if intermediates_only else (self.norm(final), result)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the blocks after the last wanted one, and the head; returns the indices kept."""
-        take, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        self.arguments["depth"] = len(self.blocks)
-        if prune_head:
-            self.pre_logits = None
-            self.reset_classifier(0)
-        return take
-
     def attention_maps(
         self,
         images: Tensor,
@@ -370,43 +327,6 @@ class InfViT(nn.Module):
     ) -> Tensor:
         """Where the model looks, (B, h, w), each map summing to 1; see :func:`infsa.models.maps.attention_maps`."""
         return attention_maps(self, images, layer=layer, head=head, method=method, **options)
-
-    # timm's housekeeping
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters that should not decay."""
-        own = {name for name, _ in self.named_parameters() if name.endswith("decay.logit")}
-        return {"pos_embed", "cls_token", "reg_token"} | own
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups, for layer-wise learning rates."""
-        return {
-            "stem": r"^cls_token|reg_token|pos_embed|patch_embed",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
-        }
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping its activations."""
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        """The classifier."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier, and the pooling if given."""
-        if global_pool is not None:
-            check_pool(global_pool, self.has_class_token)
-            self.global_pool = global_pool
-        self.num_classes = num_classes
-        self.arguments |= {"num_classes": num_classes, "global_pool": self.global_pool}
-        like = self.patch_embed.proj.weight
-        self.head = (
-            nn.Linear(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
-            if num_classes
-            else nn.Identity()
-        )
-        self.head.train(self.training)
 
 
 def init_linear(module: nn.Linear) -> None:
