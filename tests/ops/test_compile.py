@@ -194,3 +194,20 @@ def test_registration_of_every_op():
     for (op, _), (args, kwargs) in every_call().items():
         forward = not op._schema.name.endswith("_backward")
         torch.library.opcheck(op, tuple(copy(a, requires_grad=forward) for a in args), kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("pure", "plain"), ("pure", "hops"), ("pure", "limit"), ("linear", "chunk"), ("linear", "queries")],
+)
+def test_inductor_with_transposed_and_shared_inputs(kind, name):
+    """Gradients must come back in the layout that the compiler was promised, whatever that of the inputs."""
+    attend = operator(kind, name, impl="chunked")
+    wide = torch.randn(2, 9, 3, 4, generator=generator(3))  # (B, N, H, d), as a projection gives it
+    found = []
+    for function in (torch.compile(attend, fullgraph=True), attend):
+        leaf = wide.clone().requires_grad_()
+        x = leaf.transpose(1, 2)
+        function(x, x, 2 * x, 0.7, None).square().sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
