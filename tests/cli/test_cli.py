@@ -79,6 +79,7 @@ def test_help_has_an_example(command, monkeypatch, capsys):
         (["demo", "--gamma", "1.5"], "got 1.5"),
         (["demo", "--gamma", "0"], "got 0.0"),
         (["demo", "--colour"], "--colour"),
+        (["demo", "--seed", "-1"], "-1"),
         (["dream"], "'dream'"),
     ],
 )

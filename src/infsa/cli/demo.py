@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..ops.validate import check_gamma
-from .parameters import checked
+from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
     from ..report.demo import Demo
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = Path("runs/demo"),
     gamma: Annotated[float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
-    seed: Annotated[int, typer.Option(help="Seed of the projections.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the projections.", callback=checked(check_seed))] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show that Pure InfSA, the Neumann series and the Markov chain agree, and how tokens rank.

@@ -17,3 +17,9 @@ def checked(check: Callable[[Any], None]) -> Callable[[Any], Any]:
         return value
 
     return callback
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"a seed must lie in [0, 2**63), got {seed}")

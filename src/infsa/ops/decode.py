@@ -11,6 +11,7 @@ from .validate import (
     check_activation,
     check_attention_inputs,
     check_eps,
+    check_gamma,
     check_token_mask,
     decay_per_head,
     shape_of,
@@ -35,6 +36,8 @@ class PureDecodeState:
     def __init__(self, *, gamma: float | Tensor = 0.7, activation: str = "relu", eps: float = 1e-6) -> None:
         check_activation(activation)
         check_eps(eps)
+        if not isinstance(gamma, Tensor):
+            check_gamma(gamma)
         self.gamma, self.activation, self.eps = gamma, activation, eps
         self._length = 0
         self._keys: Tensor | None = None  # (B, H, capacity, d)
