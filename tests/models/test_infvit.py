@@ -238,8 +238,15 @@ def test_wrong_patch_mask_is_one_line():
         small()(images(), torch.ones(2, 16, dtype=torch.bool))
 
 
-def test_large_presets_run_on_this_machine():
-    """Each of the nine at 224², 256×448 and 1024² is in benchmarks; here one full-size model once."""
+@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.parametrize("size", [(224, 224), (256, 448), (1024, 1024)])
+def test_every_mechanism_runs_at_the_sizes_of_the_paper(attention, size):
+    model = small(attention, img_size=224, patch_size=16, depth=1)
+    with torch.no_grad():
+        assert model(images(1, *size)).isfinite().all()
+
+
+def test_a_large_preset_runs():
     model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=3).eval()
     with torch.no_grad():
         assert model(torch.randn(1, 3, 256, 448)).shape == (1, 3)

@@ -226,6 +226,16 @@ def test_compiles_whole(variant):
     torch.testing.assert_close(compiled(x, x, x, key_padding_mask=hide)[0], mha(x, x, x, key_padding_mask=hide)[0])
 
 
+def test_a_compiled_linear_module_refuses_what_it_cannot_apply():
+    mha = module("linear", batch_first=True)
+    x = tokens()
+    compiled = torch.compile(mha, fullgraph=True, backend="aot_eager")
+    hidden = torch.zeros(3, 7, dtype=torch.float64).masked_fill(padding(), -torch.inf)
+    torch.testing.assert_close(compiled(x, x, x, key_padding_mask=hidden)[0], mha(x, x, x, key_padding_mask=hidden)[0])
+    with pytest.raises(RuntimeError, match="only 0 and -inf"):
+        compiled(x, x, x, key_padding_mask=hidden + 1)
+
+
 def test_dropout_acts_in_training_only():
     mha = module("pure", dropout=0.5, batch_first=True)
     x = tokens()

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
 from . import boxes as geometry
 from .keys import keyed_generator
 from .sample import BoxArray
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -60,8 +60,8 @@ class TrainTransform:
         flip: float = 0.5,
         jitter: float | Sequence[float] = 0.4,
         erase: float = 0.0,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+        std: Sequence[float] = IMAGENET_DEFAULT_STD,
         interpolation: str = "bicubic",
     ) -> None:
         strengths = (jitter,) * 3 if isinstance(jitter, int | float) else tuple(jitter)
@@ -109,8 +109,8 @@ class ValTransform:
         self,
         size: int,
         crop_pct: float = 1.0,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+        std: Sequence[float] = IMAGENET_DEFAULT_STD,
         interpolation: str = "bicubic",
     ) -> None:
         _check_size(size)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from safetensors import SafetensorError
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor
 
@@ -19,8 +20,8 @@ def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
         "pool_size": None,
         "crop_pct": 224 / 257 if size == 224 else 1.0,
         "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
         "first_conv": "patch_embed.proj",
         "classifier": "head",
         "fixed_input_size": False,

@@ -181,13 +181,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"variant='linear' cannot apply an attn_mask, got shape {shape_of(attn_mask)}")
         if is_causal and need_weights:
             raise ValueError("variant='linear' has no weights when causal: pass need_weights=False")
-        if attn_mask is not None and not torch.compiler.is_compiling():
+        if attn_mask is not None:
             causal = torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=attn_mask.device).tril()
-            if not torch.equal(_plainly_allowed(attn_mask), causal.expand_as(attn_mask)):
-                raise ValueError("variant='linear' with is_causal=True takes no other attn_mask than the causal one")
-        if key_bias is not None and not torch.compiler.is_compiling() and bool((key_bias != 0).any()):
-            entry = float(key_bias[key_bias != 0][0])
-            raise ValueError(f"variant='linear' takes only 0 and -inf in a float key_padding_mask, got {entry}")
+            rule = "variant='linear' with is_causal=True takes no other attn_mask than the causal one"
+            _require(_plainly_allowed(attn_mask) == causal, rule, attn_mask)
+        if key_bias is not None:
+            rule = "variant='linear' takes only 0 and -inf in a float key_padding_mask"
+            _require(key_bias == 0, rule, key_bias)
         q, k = self._project(query, 0), self._project(key, 1)
         pooled = central_pool(
             q,
@@ -280,6 +280,14 @@ def _padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | N
         raise TypeError(f"{name} must be boolean or floating, got {mask.dtype}")
     real = allowed_entries(mask)
     return real, mask.masked_fill(~real, 0)
+
+
+def _require(holds: Tensor, rule: str, mask: Tensor) -> None:
+    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds.all(), rule)
+    elif not bool(holds.all()):
+        raise ValueError(f"{rule}, got the entry {mask[~holds][0].item()}")
 
 
 def _plainly_allowed(attn_mask: Tensor) -> Tensor:
