@@ -33,7 +33,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing infsa into $(VENV) (PyTorch is large: a few minutes on a first run)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[train,eval]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -19,7 +19,7 @@ from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import data, graph, models, nn, ops
+    from . import data, evaluate, graph, models, nn, ops, train
     from .models import create_model, list_models
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "create_model",
     "data",
+    "evaluate",
     "graph",
     "linear_attention",
     "linear_weights",
@@ -37,9 +38,10 @@ __all__ = [
     "ops",
     "pure_attention",
     "pure_weights",
+    "train",
 ]
 
-_LAZY_MODULES = frozenset({"data", "graph", "models", "nn"})
+_LAZY_MODULES = frozenset({"data", "evaluate", "graph", "models", "nn", "train"})
 _LAZY_NAMES = {"create_model": "models", "list_models": "models"}
 
 

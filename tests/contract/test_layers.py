@@ -16,8 +16,10 @@ MAY_IMPORT = {
     "nn": {"ops"},
     "models": {"ops", "graph", "nn"},
     "data": set(),
-    "report": {"ops", "graph", "nn", "models"},
-    "cli": {"ops", "graph", "nn", "models", "report"},
+    "evaluate": {"ops", "graph", "nn", "models", "data"},
+    "train": {"ops", "graph", "nn", "models", "data", "evaluate"},
+    "report": {"ops", "graph", "nn", "models", "data", "evaluate"},
+    "cli": {"ops", "graph", "nn", "models", "data", "evaluate", "report", "train"},
 }
 
 

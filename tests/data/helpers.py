@@ -1,6 +1,7 @@
 """Small files for the readers to read."""
 
 import io
+import tarfile
 
 import numpy as np
 from PIL import Image
@@ -34,3 +35,34 @@ def write_shard(path, images=6, damaged=()):
         name=np.array(["fish", "newt", "spider"]),
     )
     return path
+
+
+def write_tar(path, files):
+    """An uncompressed tar of (name, bytes) pairs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tar_bytes(files))
+    return path
+
+
+def tar_bytes(files, mode="w"):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode) as tar:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def plain_image(value, size=(8, 6)):
+    """The bytes of a PNG whose red is ``value``, so that a test can tell which image it has got."""
+    return encoded(Image.new("RGB", size, (value, 0, 0)))
+
+
+def red(sample):
+    return sample.image.getpixel((0, 0))[0]
+
+
+def one_line(message):
+    """A pattern that accepts the message inside a single line."""
+    return rf"^[^\n]*{message}[^\n]*$"

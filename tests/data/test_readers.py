@@ -1,13 +1,14 @@
 """Readers over miniature trees and tables, the skip log, and what they refuse."""
 
-import datasets
+import os
+from multiprocessing.reduction import ForkingPickler
+
 import numpy as np
 import pytest
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from infsa.data import (
-    HuggingFace,
+    ImageFiles,
     ImageFolder,
     ImageNetV2,
     NpzShard,
@@ -21,7 +22,7 @@ from infsa.data import (
     read_tiny_imagenet,
 )
 
-from .helpers import encoded, write_image, write_shard
+from .helpers import one_line, red, write_image, write_shard
 
 
 @pytest.fixture
@@ -53,6 +54,40 @@ def test_image_folder(folder):
         ("dog/dog_0.png", 1, (8, 6), (0, 4)),
         ("dog/dog_1.png", 1, (8, 6), (0, 4)),
     ]
+
+
+def test_validation_classes_are_those_of_training(folder):
+    """A class without validation images, with or without its folder, does not shift the labels of the others."""
+    write_image(folder / "train" / "bat" / "a.png")
+    assert [sample.label for sample in ImageFolder(folder, split="val")] == [1, 1, 2, 2]
+    (folder / "val" / "bat").mkdir()
+    val = ImageFolder(folder, split="val")
+    assert (val.classes, val.labels.tolist()) == (["bat", "cat", "dog"], [1, 1, 2, 2])
+    write_image(folder / "val" / "eel" / "a.png")
+    with pytest.raises(ValueError, match=one_line("val: 'eel' is not among the 3 classes of the training images")):
+        ImageFolder(folder, split="val")
+
+
+def test_images_deeper_or_beside_the_class_folders_are_refused(folder):
+    write_image(folder / "train" / "dog" / "puppies" / "a.png")
+    with pytest.raises(ValueError, match=one_line("directly inside .*train, got some in 'puppies'")):
+        ImageFolder(folder, split="train")
+
+
+def test_a_class_without_training_images_is_refused_and_without_validation_images_is_not(tiny, tmp_path):
+    for path in (tiny / "train" / "n01" / "images").glob("*"):
+        path.unlink()
+    assert [sample.label for sample in TinyImageNet(tiny, split="val")] == [1, 0, 1]
+    with pytest.raises(ValueError, match=one_line("class folder .*n01 holds no images")):
+        TinyImageNet(tiny)
+    path = write_shard(tmp_path / "shard.npz", images=4)  # two for training, two for validation, three classes
+    assert len(NpzShard(path, split="val")) == 2
+    with pytest.raises(ValueError, match=one_line("class 'spider' has no images in the split 'train' of .*shard.npz")):
+        NpzShard(path)
+    root = tmp_path / "imagenetv2-top-images-format-val"
+    write_image(root / "7" / "a.png", (7, 0, 0))
+    (root / "8").mkdir()
+    assert [(sample.label, red(sample)) for sample in ImageNetV2(root)] == [(7, 7)]
 
 
 def test_image_folder_with_boxes(folder):
@@ -94,21 +129,23 @@ def test_npz_shard(tmp_path):
     assert val[0].name == "shard.npz/4"
 
 
-def test_hugging_face():
-    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
-    pictures = [{"bytes": encoded(Image.new("L", (4, 3), i)), "path": None} for i in range(3)]
-    pictures[1]["bytes"] = b"damaged"
-    table = datasets.Dataset.from_dict({"picture": pictures, "kind": [0, 1, 1]}, features=features)
-    dataset = HuggingFace(table, image="picture", label="kind")
-    assert dataset.classes == ["cat", "dog"]
-    assert [(s.name, s.label, s.image.mode) for s in dataset] == [
-        ("row 0", 0, "RGB"), ("row 2", 1, "RGB"), ("row 2", 1, "RGB"),
-    ]  # fmt: skip
-    assert dataset.skipped.names == ["row 1"]
-    with pytest.raises(ValueError, match="no column 'image'; the data set has \\['picture', 'kind'\\]"):
-        HuggingFace(table)
-    with pytest.raises(TypeError, match="got IterableDataset"):
-        HuggingFace(table.to_iterable_dataset())
+def test_a_shard_travels_as_its_path(tmp_path):
+    """A spawned worker gets a few hundred bytes, and the same samples."""
+    train = NpzShard(write_shard(tmp_path / "shard.npz", images=60), max_pixels=5000)
+    sent = ForkingPickler.dumps(train)
+    assert len(sent) < 1000
+    again = ForkingPickler.loads(sent)
+    assert [sample.name for sample in again] == [sample.name for sample in train]
+    assert all(a.image.tobytes() == b.image.tobytes() for a, b in zip(train, again, strict=True))
+    assert (again.max_pixels, again.split) == (5000, "train")
+
+
+def test_names_of_files_take_little_to_send(tmp_path):
+    names = [f"cat/{i:06d}_é.png" for i in range(2000)]
+    files = ImageFiles(tmp_path, [(tmp_path / name, i % 2) for i, name in enumerate(names)], ["cat", "dog"])
+    assert len(ForkingPickler.dumps(files)) < 2000 * (len(os.fsencode(names[0])) + 8 + 8) + 2000
+    assert [files.name(i) for i in (0, 7, 1999)] == [names[i] for i in (0, 7, 1999)]
+    assert files.names[-2:] == names[-2:]
 
 
 def test_a_damaged_image_gives_way_to_the_next_and_counts_once(folder):
@@ -156,7 +193,11 @@ def test_refusals_come_before_anything_runs(folder, tiny, tmp_path):
         (f"npz:{tmp_path}/broken.npz", "train", "broken.npz is not a whole npz file"),
         (f"npz:{tmp_path}/other.npz", "train", "the arrays .*'offset'.* are missing"),
         ("shapes", "test", "split must be one of"),
-        ("shape", None, "unknown data set 'shape'; accepted are shapes, folder:PATH, .*tiny-imagenet:PATH"),
+        (
+            "shape",
+            None,
+            "unknown data set 'shape'; accepted are shapes, folder:PATH, .*wds:PATTERN, hf:NAME",
+        ),
         ("folder", None, "unknown data set 'folder'"),
         ("shapes:here", None, "unknown data set 'shapes:here'"),
     ]

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from infsa.data import Shapes, TrainTransform, ValTransform, Views, collate, transform_for
+from infsa.data import Shapes, TrainTransform, ValTransform, Views, collate, keyed_generator, transform_for
 from infsa.data.boxes import area, as_boxes
+from infsa.data.transforms import jittered, normalised, normalised_values
 
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1), "interpolation": "bilinear"}
 
@@ -58,6 +59,21 @@ def test_validation_agrees_with_timm():
     ours, _ = transform_for(config | {"crop_pct": 0.875}, train=False)(image, as_boxes([]))
     theirs = create_transform(**config, crop_pct=0.875, is_training=False)(image)
     assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_jitter_and_pixels_are_torchvisions():
+    """The quick ways to blend and to normalise give the bits of the functions they stand for."""
+    from torchvision.transforms import functional as F
+
+    image = Shapes()[2].image
+    for strengths in np.eye(4)[:3] * 0.4:
+        rng = keyed_generator("jitter")
+        amount = [rng.uniform(-strength, strength) for strength in strengths][int(strengths.argmax())]
+        adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)[int(strengths.argmax())]
+        changed = jittered(keyed_generator("jitter"), image, strengths)
+        assert changed.tobytes() == adjust(image, 1 + amount).tobytes()
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    assert torch.equal(normalised(image, normalised_values(mean, std)), F.normalize(F.to_tensor(image), mean, std))
 
 
 def views(**options):
@@ -114,6 +130,8 @@ def test_boxes_outside_the_view_are_dropped():
         ({"jitter": (0.1, 0.1)}, "jitter .* got"),
         ({"interpolation": "cubic"}, "interpolation .* got 'cubic'"),
         ({"seed": -1}, "seed .* got -1"),
+        ({"std": (1, 0, 1)}, "std above 0, got"),
+        ({"mean": (1,)}, "three numbers"),
     ],
 )
 def test_wrong_options_are_named(options, message):

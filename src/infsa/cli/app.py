@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import demo, info
+from . import ablate, align, demo, evaluate, explain, info, quality, train
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, wherever typer takes it from
 
@@ -29,6 +29,12 @@ def options(
 
 app.command("demo")(demo.demo)
 app.command("info")(info.info)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("ablate")(ablate.ablate)
+app.command("explain")(explain.explain)
+app.command("quality")(quality.quality)
+app.command("align")(align.align)
 
 
 def main() -> None:
@@ -42,7 +48,7 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv[1:]:
             raise
-        expected = isinstance(error, ValueError | OSError | RuntimeError)
+        expected = isinstance(error, ValueError | OSError | RuntimeError | ImportError)
         fail(str(error) if expected else f"{type(error).__name__}: {error} (infsa --debug shows where)", 1)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -4,14 +4,19 @@ from . import boxes
 from .annotations import read_coco_json, read_loc_csv, read_tiny_imagenet, read_voc_xml
 from .decode import UnreadableImage, decode
 from .folders import ImageFiles, ImageFolder, ImageNetV2, TinyImageNet
+from .imagenet import open_imagenet
 from .keys import keyed_generator
+from .randaugment import rand_augment
 from .registry import open_dataset
 from .sample import ImageDataset, Sample
 from .shapes import Shapes
 from .skipping import SkipLog, SkippingDataset
-from .tables import HuggingFace, NpzShard
+from .tables import HuggingFace, NpzShard, open_hugging_face
+from .tars import TarImages
+from .timm_readers import TorchDataset, open_timm
 from .transforms import TrainTransform, ValTransform, transform_for
 from .views import Batch, Example, Views, collate
+from .webdataset import WebShards
 
 __all__ = [
     "Batch",
@@ -26,16 +31,23 @@ __all__ = [
     "Shapes",
     "SkipLog",
     "SkippingDataset",
+    "TarImages",
     "TinyImageNet",
+    "TorchDataset",
     "TrainTransform",
     "UnreadableImage",
     "ValTransform",
     "Views",
+    "WebShards",
     "boxes",
     "collate",
     "decode",
     "keyed_generator",
     "open_dataset",
+    "open_hugging_face",
+    "open_imagenet",
+    "open_timm",
+    "rand_augment",
     "read_coco_json",
     "read_loc_csv",
     "read_tiny_imagenet",

@@ -5,6 +5,7 @@ Whatever the file counts from or includes, the boxes that come out start at 0 an
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,11 +13,12 @@ from xml.etree import ElementTree
 from .boxes import as_boxes
 from .sample import BoxArray
 
-Annotations = dict[str, tuple[BoxArray, list[str]]]
+Boxed = tuple[BoxArray, list[str]]  # (n, 4) and the label of each
+Annotations = Mapping[str, Boxed]
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def read_loc_csv(path: str | Path) -> Annotations:
+def read_loc_csv(path: str | Path) -> dict[str, Boxed]:
     """ImageNet's localisation table: a header, then ``image,label x0 y0 x1 y1 label x0 y0 x1 y1 …``.
 
     Example:
@@ -25,7 +27,7 @@ def read_loc_csv(path: str | Path) -> Annotations:
     with open(path, newline="", encoding="utf-8") as lines:
         rows = csv.reader(lines)
         next(rows, None)
-        found: Annotations = {}
+        found: dict[str, Boxed] = {}
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if len(row) != 2:
@@ -38,7 +40,7 @@ def read_loc_csv(path: str | Path) -> Annotations:
     return found
 
 
-def read_voc_xml(path: str | Path, one_based: bool = True) -> Annotations:
+def read_voc_xml(path: str | Path, one_based: bool = True) -> dict[str, Boxed]:
     """Pascal VOC: one XML file, or a folder of them; images are named by the stem of their file.
 
     VOC counts pixels from 1 and includes the last, so only the first corner moves. ImageNet's XML files have the
@@ -54,7 +56,7 @@ def read_voc_xml(path: str | Path, one_based: bool = True) -> Annotations:
     return {file.stem: _voc_objects(file, one_based) for file in files}
 
 
-def _voc_objects(file: Path, one_based: bool) -> tuple[BoxArray, list[str]]:
+def _voc_objects(file: Path, one_based: bool) -> Boxed:
     try:
         root = ElementTree.parse(file).getroot()
     except ElementTree.ParseError as error:
@@ -73,14 +75,14 @@ def _voc_objects(file: Path, one_based: bool) -> tuple[BoxArray, list[str]]:
     return boxes, labels
 
 
-def read_tiny_imagenet(path: str | Path) -> Annotations:
+def read_tiny_imagenet(path: str | Path) -> dict[str, Boxed]:
     """Tiny-ImageNet: ``val_annotations.txt``, or the ``…_boxes.txt`` of one training class. Corners are inclusive.
 
     Example:
         >>> boxes, labels = read_tiny_imagenet("val/val_annotations.txt")["val_0.JPEG"]
         >>> boxes, labels = read_tiny_imagenet("train/n01443537/n01443537_boxes.txt")["n01443537_0.JPEG"]
     """
-    found: Annotations = {}
+    found: dict[str, Boxed] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         words, where = line.split(), f"{path}, line {number}"
         if len(words) not in (5, 6):
@@ -92,7 +94,7 @@ def read_tiny_imagenet(path: str | Path) -> Annotations:
     return found
 
 
-def read_coco_json(path: str | Path, crowd: bool = False) -> Annotations:
+def read_coco_json(path: str | Path, crowd: bool = False) -> dict[str, Boxed]:
     """COCO instances: boxes are x, y, width, height; images are named by ``file_name``, labels by category.
 
     Boxes drawn around a crowd are left out unless ``crowd`` is set. An image without boxes gives (0, 4).

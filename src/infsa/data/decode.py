@@ -21,14 +21,16 @@ class UnreadableImage(ValueError):
     """
 
 
-def decode(source: bytes | str | Path, max_pixels: int = MAX_PIXELS, name: str | None = None) -> Image.Image:
-    """Decode a file, or its bytes, to an upright RGB image.
+def decode(
+    source: bytes | str | Path | Image.Image, max_pixels: int = MAX_PIXELS, name: str | None = None
+) -> Image.Image:
+    """Decode a file, its bytes or an image that Pillow has opened to an upright RGB image.
 
     The EXIF orientation is applied. Grayscale, palette, CMYK and 16-bit images are converted; transparent ones are
     laid on white. An animation gives its first frame. Pillow's own limit on the number of pixels stays in force.
 
     Args:
-        source: the path of a file, or the bytes of one.
+        source: the path of a file, the bytes of one, or an opened image.
         max_pixels: larger images are refused before their pixels are read.
         name: what errors call the image; the path if not given.
 
@@ -41,7 +43,7 @@ def decode(source: bytes | str | Path, max_pixels: int = MAX_PIXELS, name: str |
     if name is None:
         name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with _opened(source) as image:
             _check_size(image, max_pixels)
             image.load()
             return _rgb(ImageOps.exif_transpose(image))
@@ -52,6 +54,12 @@ def decode(source: bytes | str | Path, max_pixels: int = MAX_PIXELS, name: str |
     except Exception as error:  # damaged files raise almost anything from inside a codec
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableImage(f"{name}: {reason}") from error
+
+
+def _opened(source: bytes | str | Path | Image.Image) -> Image.Image:
+    if isinstance(source, Image.Image):
+        return source
+    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
+from timm.utils.misc import natural_key
 
-from .annotations import Annotations, read_tiny_imagenet
-from .decode import MAX_PIXELS, decode
-from .sample import BoxArray, Sample
-from .skipping import SkipLog, SkippingDataset
+from .annotations import Annotations, Boxed, read_tiny_imagenet
+from .decode import MAX_PIXELS
+from .paths import Names, check_split, class_folders, existing_file, existing_folder, split_folder, split_names
+from .skipping import SkipLog, SkippingDataset, numbered
 
 IMAGENET_V2 = {
     "matched-frequency": "imagenetv2-matched-frequency-format-val",
@@ -31,6 +31,7 @@ class ImageFiles(SkippingDataset):
         annotations: boxes by name relative to ``root``, by file name or by its stem; images without have none.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
+        every_class: whether a class without an image is refused.
 
     Example:
         >>> ImageFiles("photos", [("photos/a.jpg", 0)], classes=["cat"])[0].name
@@ -45,34 +46,29 @@ class ImageFiles(SkippingDataset):
         annotations: Annotations | None = None,
         max_pixels: int = MAX_PIXELS,
         skipped: SkipLog | None = None,
+        every_class: bool = False,
     ) -> None:
-        self.root, self.files, self.classes = Path(root), [(str(path), label) for path, label in files], classes
-        self.annotations, self.max_pixels = annotations or {}, max_pixels
-        self.skipped = SkipLog() if skipped is None else skipped
-        if not self.files:
-            raise ValueError(f"no images in {root}; accepted are {', '.join(get_img_extensions())}")
-
-    def __len__(self) -> int:
-        return len(self.files)
+        files = list(files)
+        super().__init__(
+            str(root), [label for _, label in files], classes, every_class, annotations, max_pixels, skipped
+        )
+        self.root = Path(root)
+        self.names = Names(Path(os.path.relpath(path, root)).as_posix() for path, _ in files)
 
     def name(self, index: int) -> str:
         """The path of an image relative to the root."""
-        return Path(os.path.relpath(self.files[index][0], self.root)).as_posix()
+        return self.names[index]
 
-    def load(self, index: int) -> Sample:
-        """Decode one image."""
-        (path, label), name = self.files[index], self.name(index)
-        return Sample(decode(path, self.max_pixels, name=name), label, self._boxes(name), name)
-
-    def _boxes(self, name: str) -> BoxArray:
-        for key in (name, Path(name).name, Path(name).stem):
-            if key in self.annotations:
-                return self.annotations[key][0]
-        return np.zeros((0, 4), np.float32)
+    def source(self, index: int) -> str:
+        """The path of an image."""
+        return os.path.join(self.root, self.names[index])
 
 
 class ImageFolder(ImageFiles):
     """One folder per class, read through timm; classes are in timm's order, where 2 comes before 10.
+
+    A validation split takes its classes from the training folder beside it, so that a class without validation images
+    does not shift the labels of the others.
 
     Example:
         >>> folder = ImageFolder("photos", split="val")  # photos/val/cat/1.jpg, photos/val/dog/7.png, …
@@ -89,12 +85,23 @@ class ImageFolder(ImageFiles):
         skipped: SkipLog | None = None,
     ) -> None:
         root = existing_folder(root)
-        if split is not None:
-            root = _split_folder(root, split)
-        class_folders(root)
-        reader = _timm_reader(root)
+        folder = root if split is None else split_folder(root, split)
+        if folder is None:
+            names = " or ".join(split_names(str(split)))
+            raise FileNotFoundError(f"no folder {names} in {root}; leave the split out to read {root} itself")
+        training = None if split in (None, "train") else split_folder(root, "train")
+        found = [path.name for path in class_folders(folder, empty=training is not None)]
+        labels = None
+        if training is not None:
+            classes = sorted((path.name for path in class_folders(training, empty=True)), key=natural_key)
+            numbered(found, classes, str(folder))
+            labels = {name: label for label, name in enumerate(classes)}
+        reader = _timm_reader(folder, labels)
+        nested = sorted(set(reader.class_to_idx) - set(found)) if labels is None else []
+        if nested:
+            raise ValueError(f"images must lie in folders directly inside {folder}, got some in {nested[0]!r}")
         classes = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
-        super().__init__(root, reader.samples, classes, annotations, max_pixels, skipped)
+        super().__init__(folder, reader.samples, classes, annotations, max_pixels, skipped)
 
 
 class ImageNetV2(ImageFiles):
@@ -123,7 +130,7 @@ class ImageNetV2(ImageFiles):
             if variant not in IMAGENET_V2:
                 raise ValueError(f"variant must be one of {list(IMAGENET_V2)}, got {variant!r}")
             root = root if root.name == IMAGENET_V2[variant] else existing_folder(root / IMAGENET_V2[variant])
-        names = [folder.name for folder in class_folders(root)]
+        names = [folder.name for folder in class_folders(root, empty=True)]
         for name in names:
             if not (name.isascii() and name.isdigit() and int(name) < 1000):
                 raise ValueError(f"ImageNet-V2 folders are called 0 to 999, got {name!r} in {root}")
@@ -149,13 +156,12 @@ class TinyImageNet(ImageFiles):
         max_pixels: int = MAX_PIXELS,
         skipped: SkipLog | None = None,
     ) -> None:
-        if split not in ("train", "val"):
-            raise ValueError(f"split must be one of ['train', 'val'], got {split!r}")
+        check_split(split)
         root = existing_folder(root)
-        folders = class_folders(existing_folder(root / "train"))
+        folders = class_folders(existing_folder(root / "train"), empty=split == "val")
         classes = [folder.name for folder in folders]
         files: list[tuple[str | Path, int]] = []
-        annotations: Annotations = {}
+        annotations: dict[str, Boxed] = {}
         if split == "train":
             for label, folder in enumerate(folders):
                 annotations |= read_tiny_imagenet(existing_file(folder / f"{folder.name}_boxes.txt"))
@@ -163,61 +169,14 @@ class TinyImageNet(ImageFiles):
         else:
             table = existing_file(root / "val" / "val_annotations.txt")
             annotations = read_tiny_imagenet(table)
-            for name, (_, (wnid,)) in sorted(annotations.items()):
-                if wnid not in classes:
-                    raise ValueError(f"{table}: class {wnid!r} of {name} has no folder in {root / 'train'}")
-                files.append((root / "val" / "images" / name, classes.index(wnid)))
-        super().__init__(root, files, classes, annotations, max_pixels, skipped)
-
-
-def existing_folder(path: str | Path) -> Path:
-    """The path, if a folder is there.
-
-    Example:
-        >>> existing_folder("photos")
-        PosixPath('photos')
-    """
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"no folder at {path}")
-    return Path(path)
-
-
-def existing_file(path: str | Path) -> Path:
-    """The path, if a file is there.
-
-    Example:
-        >>> existing_file("shard.npz")
-        PosixPath('shard.npz')
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file at {path}")
-    return Path(path)
-
-
-def class_folders(root: Path) -> list[Path]:
-    """The folders inside ``root`` in text order, hidden ones left out; none may be without images.
-
-    Example:
-        >>> [folder.name for folder in class_folders(Path("photos"))]
-        ['cat', 'dog']
-    """
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-    if not folders:
-        raise ValueError(f"no class folders in {root}")
-    extensions = get_img_extensions(as_set=True)
-    for folder in folders:
-        if not any(path.suffix.lower() in extensions for path in folder.rglob("*")):
-            raise ValueError(f"class folder {folder} holds no images")
-    return folders
-
-
-def _split_folder(root: Path, split: str) -> Path:
-    names = (split, "validation") if split == "val" else (split,)
-    for name in names:
-        if (root / name).is_dir():
-            return root / name
-    raise FileNotFoundError(f"no folder {' or '.join(names)} in {root}; leave the split out to read {root} itself")
+            names = sorted(annotations)
+            labels = numbered([annotations[name][1][0] for name in names], classes, str(table))
+            files = [(root / "val" / "images" / name, label) for name, label in zip(names, labels, strict=True)]
+        super().__init__(root, files, classes, annotations, max_pixels, skipped, every_class=split == "train")
 
 
 def _timm_reader(root: Path, labels: dict[str, int] | None = None) -> Any:
-    return create_reader("folder", root=str(root), class_map=labels)
+    try:
+        return create_reader("folder", root=str(root), class_map=labels)
+    except RuntimeError as error:  # no images at all
+        raise ValueError(f"no images in {root}; accepted are {', '.join(get_img_extensions())}") from error

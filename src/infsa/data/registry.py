@@ -4,27 +4,35 @@ from collections.abc import Callable
 from typing import Any
 
 from .folders import IMAGENET_V2, ImageFolder, ImageNetV2, TinyImageNet
+from .imagenet import open_imagenet
 from .sample import ImageDataset
 from .shapes import Shapes
-from .tables import NpzShard
+from .tables import NpzShard, open_hugging_face
+from .timm_readers import open_timm
+from .webdataset import WebShards
 
-DATASETS: dict[str, Callable[..., ImageDataset]] = {
-    "shapes": Shapes,
-    "folder": ImageFolder,
-    "imagenetv2": ImageNetV2,
-    "npz": NpzShard,
-    "tiny-imagenet": TinyImageNet,
+DATASETS: dict[str, tuple[str, Callable[..., ImageDataset]]] = {  # what follows the colon, and who opens it
+    "shapes": ("", Shapes),
+    "folder": ("PATH", ImageFolder),
+    "imagenet": ("PATH", open_imagenet),
+    "imagenetv2": ("PATH", ImageNetV2),
+    "tiny-imagenet": ("PATH", TinyImageNet),
+    "npz": ("PATH", NpzShard),
+    "wds": ("PATTERN", WebShards),
+    "hf": ("NAME", open_hugging_face),
+    "timm": ("NAME[:ROOT]", open_timm),
 }
-ACCEPTED = ", ".join(name if name == "shapes" else f"{name}:PATH" for name in DATASETS)
+ACCEPTED = ", ".join(f"{name}:{rest}" if rest else name for name, (rest, _) in DATASETS.items())
 
 
 def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDataset:
     """Open a data set by its name and, after a colon, its path.
 
     Args:
-        name: ``shapes``, ``folder:PATH``, ``imagenetv2:PATH``, ``npz:PATH`` or ``tiny-imagenet:PATH``.
-        split: ``"train"`` or ``"val"``; for ``imagenetv2`` the variant. Without it, ``shapes``, ``npz`` and
-            ``tiny-imagenet`` open their training split, ``folder`` and ``imagenetv2`` the folder itself.
+        name: ``shapes``, ``folder:PATH``, ``imagenet:PATH``, ``imagenetv2:PATH``, ``tiny-imagenet:PATH``,
+            ``npz:PATH``, ``wds:PATTERN``, ``hf:NAME`` or ``timm:NAME[:ROOT]``.
+        split: ``"train"`` or ``"val"``; for ``imagenetv2`` the variant. Without it, ``folder`` and ``imagenetv2`` open
+            the folder itself, ``wds`` all shards, and the others their training split.
         options: for the class of the data set, such as ``size`` for :class:`Shapes` or ``max_pixels``.
 
     Example:
@@ -32,13 +40,14 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
         >>> test = open_dataset("imagenetv2:imagenetv2", split="top-images")
     """
     kind, colon, path = name.partition(":")
-    if kind not in DATASETS or (kind == "shapes") == bool(colon) or bool(colon) != bool(path):
+    rest, opener = DATASETS.get(kind, ("", None))
+    if opener is None or bool(rest) != bool(colon) or bool(colon) != bool(path):
         raise ValueError(f"unknown data set {name!r}; accepted are {ACCEPTED}")
     if kind == "imagenetv2" and split is not None and split not in IMAGENET_V2:
         raise ValueError(f"the split of imagenetv2 must be one of {list(IMAGENET_V2)}, got {split!r}")
     if split is not None:
         options["variant" if kind == "imagenetv2" else "split"] = split
     try:
-        return DATASETS[kind](path, **options) if path else DATASETS[kind](**options)
+        return opener(path, **options) if path else opener(**options)
     except TypeError as error:
         raise TypeError(f"data set {kind!r}: {error}") from error

@@ -2,10 +2,16 @@
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
-from .decode import UnreadableImage
-from .sample import Sample
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from .annotations import Annotations
+from .decode import MAX_PIXELS, UnreadableImage, decode
+from .sample import BoxArray, Sample
 
 
 class SkipLog:
@@ -67,10 +73,19 @@ class SkipLog:
 
 
 class SkippingDataset(ABC):
-    """A data set whose subclass loads sample ``index`` or raises :class:`UnreadableImage`.
+    """Images with a label each; a subclass says what image ``index`` is called and where its bytes are.
 
     An unreadable image is replaced by the next readable one in order, cyclically, and noted in ``skipped``. The
     replacement depends on the files alone, so it is the same in every process and every epoch.
+
+    Args:
+        origin: what errors call the data set.
+        labels: of every image, (n,).
+        classes: the name of each label.
+        every_class: whether a class without an image is refused, as it should be for training.
+        annotations: boxes by an image's name, by its last part or by its stem; images without have none.
+        max_pixels: see :func:`decode`.
+        skipped: the log of unreadable images; a new one if not given.
 
     Example:
         >>> dataset = ImageFolder("photos")
@@ -78,26 +93,60 @@ class SkippingDataset(ABC):
         ('cat/4.jpg', '1 image skipped: cat/3.jpg')
     """
 
-    classes: list[str]
-    skipped: SkipLog
+    def __init__(
+        self,
+        origin: str,
+        labels: ArrayLike,
+        classes: Sequence[str],
+        every_class: bool,
+        annotations: Annotations | None = None,
+        max_pixels: int = MAX_PIXELS,
+        skipped: SkipLog | None = None,
+    ) -> None:
+        self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
+        self.annotations, self.max_pixels = {} if annotations is None else annotations, max_pixels
+        self.skipped = SkipLog() if skipped is None else skipped
+        if not len(self.labels):
+            raise ValueError(f"no images in {origin}")
+        wrong = self.labels[(self.labels < 0) | (self.labels >= len(self.classes))]
+        if len(wrong):
+            raise ValueError(f"{origin}: labels must be from 0 to {len(self.classes) - 1}, got {wrong[0]}")
+        empty = np.flatnonzero(np.bincount(self.labels, minlength=len(self.classes)) == 0)
+        if every_class and len(empty):
+            more = f" and {len(empty) - 1} more classes have" if len(empty) > 1 else " has"
+            raise ValueError(f"class {self.classes[empty[0]]!r}{more} no images in {origin}")
 
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def load(self, index: int) -> Sample:
-        """Sample ``index``, from 0 to len - 1, or :class:`UnreadableImage`."""
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @abstractmethod
     def name(self, index: int) -> str:
         """What sample ``index`` is called."""
+
+    @abstractmethod
+    def source(self, index: int) -> bytes | str | Image.Image:
+        """The bytes, the path or the opened image of sample ``index``, or :class:`UnreadableImage`."""
+
+    def boxes_of(self, index: int) -> BoxArray:
+        """The boxes of sample ``index``, (n, 4)."""
+        name = Path(self.name(index))
+        for key in (name.as_posix(), name.name, name.stem) if self.annotations else ():
+            if key in self.annotations:
+                return self.annotations[key][0]
+        return np.zeros((0, 4), np.float32)
+
+    def load(self, index: int) -> Sample:
+        """Sample ``index``, from 0 to len - 1, or :class:`UnreadableImage`."""
+        name = self.name(index)
+        image = decode(self.source(index), self.max_pixels, name)
+        return Sample(image, int(self.labels[index]), self.boxes_of(index), name)
 
     def __getitem__(self, index: int) -> Sample:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"index {index} is outside a data set of {length} samples")
         for candidate in (step % length for step in range(index % length, index % length + length)):
-            if self.name(candidate) in self.skipped.reasons:
+            if self.skipped.reasons and self.name(candidate) in self.skipped.reasons:
                 continue
             try:
                 return self.load(candidate)
@@ -105,3 +154,17 @@ class SkippingDataset(ABC):
                 self.skipped.add(self.name(candidate), str(error))
         first = next(iter(self.skipped.reasons.values()))
         raise UnreadableImage(f"none of the {length} images can be read; the first met: {first}")
+
+
+def numbered(names: Sequence[str], classes: Sequence[str], origin: str) -> list[int]:
+    """The label of each class name, or one line about a name that is no class.
+
+    Example:
+        >>> numbered(["dog", "cat"], ["cat", "dog"], "photos/val")
+        [1, 0]
+    """
+    labels = {name: label for label, name in enumerate(classes)}
+    unknown = sorted(set(names) - set(labels))
+    if unknown:
+        raise ValueError(f"{origin}: {unknown[0]!r} is not among the {len(classes)} classes of the training images")
+    return [labels[name] for name in names]

@@ -1,4 +1,4 @@
-"""Images in tables: the npz shard, and a Hugging Face data set."""
+"""Images in tables: the npz shard, and Hugging Face data sets."""
 
 import zipfile
 from collections.abc import Mapping
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from .boxes import as_boxes
-from .decode import MAX_PIXELS, UnreadableImage, decode
-from .folders import existing_file
-from .sample import Sample
-from .skipping import SkipLog, SkippingDataset
+from .decode import MAX_PIXELS, UnreadableImage
+from .paths import check_split, existing_file, split_names
+from .sample import BoxArray
+from .skipping import SkipLog, SkippingDataset, numbered
 
-SHARD = {"jpeg": 1, "offset": 1, "label": 1, "box": 2, "is_val": 1, "wnid": 1, "name": 1}  # array → dimensions
+SHARD = ("jpeg", "offset", "label", "box", "is_val", "wnid", "name")
+LABELS = ("label", "labels", "fine_label", "class", "target")  # what a column of labels is usually called
 
 
 class NpzShard(SkippingDataset):
@@ -35,30 +36,32 @@ class NpzShard(SkippingDataset):
         max_pixels: int = MAX_PIXELS,
         skipped: SkipLog | None = None,
     ) -> None:
-        if split not in ("train", "val"):
-            raise ValueError(f"split must be one of ['train', 'val'], got {split!r}")
-        self.path, self.split, self.max_pixels = existing_file(path), split, max_pixels
-        self.skipped = SkipLog() if skipped is None else skipped
-        arrays = _read_shard(self.path)
+        check_split(split)
+        arrays = _read_shard(existing_file(path))
         rows = np.flatnonzero(arrays["is_val"].astype(bool) == (split == "val"))
-        if not len(rows):
-            raise ValueError(f"{path} holds no images of the split {split!r}")
+        origin, classes = f"the split {split!r} of {path}", [str(name) for name in arrays["name"]]
+        super().__init__(origin, arrays["label"][rows], classes, split == "train", None, max_pixels, skipped)
+        self.path, self.split = Path(path), split
         self.rows, self.blob, self.offset = rows, arrays["jpeg"], arrays["offset"]
-        self.labels, self.classes = arrays["label"], [str(name) for name in arrays["name"]]
         self.boxes = arrays["box"].astype(np.float32) + np.array([0, 0, 1, 1], np.float32)
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A spawned worker reads the file again: less to send than its contents."""
+        return type(self), (self.path, self.split, self.max_pixels, self.skipped)
 
     def name(self, index: int) -> str:
         """The shard and the row of an image."""
         return f"{self.path.name}/{self.rows[index]}"
 
-    def load(self, index: int) -> Sample:
-        """Decode one image."""
-        row, name = self.rows[index], self.name(index)
-        image = decode(self.blob[self.offset[row] : self.offset[row + 1]].tobytes(), self.max_pixels, name)
-        return Sample(image, int(self.labels[row]), self.boxes[row : row + 1], name)
+    def source(self, index: int) -> bytes:
+        """The bytes of one JPEG."""
+        row = self.rows[index]
+        return self.blob[self.offset[row] : self.offset[row + 1]].tobytes()
+
+    def boxes_of(self, index: int) -> BoxArray:
+        """The box of one image, (1, 4)."""
+        row = self.rows[index]
+        return self.boxes[row : row + 1]
 
 
 def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -76,13 +79,25 @@ def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         if arrays[name].shape != shape:
             raise ValueError(f"{path}: {name} must have the shape {shape}, got {arrays[name].shape}")
     as_boxes(arrays["box"])
-    if rows and not 0 <= arrays["label"].min() <= arrays["label"].max() < len(arrays["name"]):
-        raise ValueError(f"{path}: labels must be from 0 to {len(arrays['name']) - 1}, got {arrays['label'].max()}")
+    offset = arrays["offset"]
+    if offset[0] < 0 or (np.diff(offset) < 0).any() or offset[-1] > len(arrays["jpeg"]):
+        raise ValueError(f"{path}: offset must rise from 0 to at most {len(arrays['jpeg'])}, the length of jpeg")
     return arrays
 
 
 class HuggingFace(SkippingDataset):
     """A data set of the ``datasets`` library, already loaded, with a column of images and one of labels.
+
+    Labels are whole numbers, or text: then the classes are the sorted words, or those of ``classes``.
+
+    Args:
+        dataset: one split, not streamed.
+        image: the column of images; the only one of that type if not given.
+        label: the column of labels; the only one of type ClassLabel, or one with a usual name, if not given.
+        classes: the name of each label, where the table has none.
+        every_class: whether a class without an image is refused.
+        max_pixels: see :func:`decode`.
+        skipped: the log of unreadable images; a new one if not given.
 
     Example:
         >>> cats = datasets.load_dataset("imagefolder", data_dir="photos", split="train")
@@ -93,8 +108,10 @@ class HuggingFace(SkippingDataset):
     def __init__(
         self,
         dataset: Any,
-        image: str = "image",
-        label: str = "label",
+        image: str | None = None,
+        label: str | None = None,
+        classes: list[str] | None = None,
+        every_class: bool = False,
         max_pixels: int = MAX_PIXELS,
         skipped: SkipLog | None = None,
     ) -> None:
@@ -102,29 +119,106 @@ class HuggingFace(SkippingDataset):
 
         if not isinstance(dataset, datasets.Dataset):
             raise TypeError(f"expected a datasets.Dataset (one split, not streamed), got {type(dataset).__name__}")
-        for column in (image, label):
-            if column not in dataset.column_names:
-                raise ValueError(f"no column {column!r}; the data set has {dataset.column_names}")
-        if not len(dataset):
-            raise ValueError("the data set holds no images")
-        self.max_pixels, self.skipped = max_pixels, SkipLog() if skipped is None else skipped
-        names = getattr(dataset.features[label], "names", None)
-        self.classes = list(names) if names else [str(value) for value in range(max(dataset[label]) + 1)]
-        self._table = dataset.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
-        self._image, self._label = image, label
-
-    def __len__(self) -> int:
-        return len(self._table)
+        image = _column(dataset, "image", image, datasets.Image, ("image", "img"))
+        label = _column(dataset, "label", label, datasets.ClassLabel, LABELS)
+        origin = f"column {label!r}"
+        numbers, names = _labels(dataset, label, classes, origin)
+        super().__init__(origin, numbers, names, every_class, None, max_pixels, skipped)
+        self._table = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        self._image = image
 
     def name(self, index: int) -> str:
         """The row of an image."""
         return f"row {index}"
 
-    def load(self, index: int) -> Sample:
-        """Decode one image."""
-        row, name = self._table[index], self.name(index)
-        content: Mapping[str, Any] | None = row[self._image]
+    def source(self, index: int) -> bytes | str:
+        """The bytes or the path of one image."""
+        content: Mapping[str, Any] | None = self._table[index][self._image]
         source = content and (content["bytes"] or content["path"])
         if not source:
-            raise UnreadableImage(f"{name}: no image")
-        return Sample(decode(source, self.max_pixels, name), int(row[self._label]), as_boxes([]), name)
+            raise UnreadableImage(f"{self.name(index)}: no image")
+        return source
+
+
+def open_hugging_face(
+    name: str,
+    split: str = "train",
+    config: str | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+    skipped: SkipLog | None = None,
+) -> HuggingFace:
+    """Open a Hugging Face data set: a name on the hub, a folder of images or tables, a saved data set or one table.
+
+    Args:
+        name: what ``datasets.load_dataset`` accepts, a folder that ``save_to_disk`` wrote, or a .parquet, .arrow,
+            .json or .csv file.
+        split: ``"val"`` stands for validation, or for test where there is no validation; any other split by its name.
+        config: of data sets that come in several.
+        image, label, max_pixels, skipped: see :class:`HuggingFace`.
+
+    Example:
+        >>> train = open_hugging_face("uoft-cs/cifar10", split="train")
+    """
+    try:
+        splits = _load(name, config)
+    except Exception as error:  # anything from a network failure to a malformed table
+        raise ValueError(f"hf:{name} cannot be opened: {' '.join(str(error).split())}") from error
+    found = next((option for option in split_names(split) if option in splits), None)
+    if found is None:
+        raise ValueError(f"hf:{name} has no split {split!r}; it has {sorted(splits)}")
+    classes = None
+    training = next((option for option in split_names("train") if option in splits), found)
+    if training != found:  # text labels are numbered as in training
+        classes = HuggingFace(splits[training], image, label).classes
+    try:
+        return HuggingFace(splits[found], image, label, classes, split == "train", max_pixels, skipped)
+    except ValueError as error:
+        raise ValueError(f"hf:{name}, split {found!r}: {error}") from error
+
+
+def _load(name: str, config: str | None) -> Mapping[str, Any]:
+    import datasets
+
+    path, kinds = Path(name), {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".csv": "csv"}
+    if (path / "dataset_dict.json").is_file():
+        loaded = datasets.load_from_disk(name)
+    elif (path / "state.json").is_file():
+        loaded = {"train": datasets.load_from_disk(name)}
+    elif path.is_file():
+        if path.suffix not in kinds:
+            raise ValueError(f"a file must end in one of {list(kinds)}")
+        loaded = datasets.load_dataset(kinds[path.suffix], config, data_files=name)
+    else:
+        loaded = datasets.load_dataset(name, config)
+    return dict(loaded)
+
+
+def _column(dataset: Any, what: str, given: str | None, kind: type, usual: tuple[str, ...]) -> str:
+    """The column of images or labels: the given one, else the only one of its type, else one of a usual name."""
+    columns = dataset.column_names
+    if given is not None:
+        if given not in columns:
+            raise ValueError(f"no column {given!r}; the data set has {columns}")
+        return given
+    typed = [name for name in columns if isinstance(dataset.features[name], kind)]
+    named = [name for name in usual if name in (typed or columns)]
+    if len(typed) == 1 or named:
+        return (typed if len(typed) == 1 else named)[0]
+    raise ValueError(f"cannot tell the {what} column among {columns}; pass {what}=")
+
+
+def _labels(dataset: Any, column: str, classes: list[str] | None, origin: str) -> tuple[Any, list[str]]:
+    """The labels as numbers, and the name of each class."""
+    values = dataset.select_columns([column]).with_format("numpy")[:][column]
+    names = getattr(dataset.features[column], "names", None)
+    if not len(values):
+        raise ValueError("the data set holds no images")
+    if values.dtype.kind in "iub":
+        return values, names or classes or [str(value) for value in range(int(values.max()) + 1)]
+    texts = values.tolist()
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{origin} must hold whole numbers or text, got {texts[0]!r}")
+    words = classes or sorted(set(texts))
+    return numbered(texts, words, origin), words

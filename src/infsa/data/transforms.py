@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
 from . import boxes as geometry
 from .keys import keyed_generator
+from .randaugment import rand_augment
 from .sample import BoxArray
 
 RESAMPLING = {
@@ -28,7 +30,7 @@ View = tuple[torch.Tensor, BoxArray]  # (3, size, size) float32 and (n, 4)
 
 
 class TrainTransform:
-    """Random resized crop, mirror image, colour jitter, erasing: timm's training view, with boxes that follow.
+    """Random resized crop, mirror image, RandAugment, colour jitter, erasing: timm's training view, with boxes.
 
     Boxes are clipped to the crop and those left without an area are dropped. Erasing paints over pixels and leaves
     the boxes as they are.
@@ -41,6 +43,8 @@ class TrainTransform:
         jitter: largest change of brightness, contrast and saturation; optionally a fourth number for the hue (≤ 0.5).
             One number stands for the first three.
         erase: probability that a rectangle is replaced by noise.
+        randaugment: magnitude of :func:`rand_augment`, 0 to 10; 0 switches it off. The rest of a view does not depend
+            on it. timm leaves the jitter out where RandAugment is on; here that is ``jitter=0``.
         mean, std: of the normalisation.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``.
 
@@ -60,6 +64,7 @@ class TrainTransform:
         flip: float = 0.5,
         jitter: float | Sequence[float] = 0.4,
         erase: float = 0.0,
+        randaugment: float = 0.0,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
         interpolation: str = "bicubic",
@@ -75,11 +80,15 @@ class TrainTransform:
                 raise ValueError(f"{name} must be a probability, got {value}")
         if len(strengths) not in (3, 4) or min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
             raise ValueError(f"jitter must be one number, or 3 or 4 of at least 0 with a hue up to 0.5, got {jitter}")
+        if not 0 <= randaugment <= 10:
+            raise ValueError(f"randaugment must be a magnitude from 0 to 10, got {randaugment}")
         if seed < 0:
             raise ValueError(f"seed must be 0 or more, got {seed}")
         self.size, self.seed, self.scale, self.ratio = size, seed, scale, ratio
-        self.flip, self.jitter, self.erase = flip, strengths, erase
-        self.mean, self.std, self.resampling = list(mean), list(std), _resampling(interpolation)
+        self.flip, self.jitter, self.erase, self.randaugment = flip, strengths, erase, randaugment
+        self.values, self.resampling = normalised_values(mean, std), _resampling(interpolation)
+        red, green, blue = (round(255 * value) for value in mean)
+        self.fill = red, green, blue
 
     def __call__(self, image: Image.Image, boxes: BoxArray, epoch: int = 0, index: int = 0) -> View:
         """The view that (seed, epoch, index) gives."""
@@ -89,8 +98,12 @@ class TrainTransform:
         boxes = geometry.crop(boxes, left, top, width, height)
         boxes = geometry.resize(boxes, (width, height), (self.size, self.size))
         if rng.random() < self.flip:
-            image, boxes = F.hflip(image), geometry.flip(boxes, self.size)
-        tensor = _normalised(jittered(rng, image, self.jitter), self.mean, self.std)
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            boxes = geometry.flip(boxes, self.size)
+        if self.randaugment:
+            own = keyed_generator("rand augment", self.seed, epoch, index)
+            image, boxes = rand_augment(own, image, boxes, magnitude=self.randaugment, fill=self.fill)
+        tensor = normalised(jittered(rng, image, self.jitter), self.values)
         if rng.random() < self.erase:
             erase_rectangle(rng, tensor)
         return tensor, geometry.drop_empty(boxes)
@@ -117,7 +130,7 @@ class ValTransform:
         if not 0 < crop_pct <= 1:
             raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
         self.size, self.shorter = size, math.floor(size / crop_pct + 1e-9)
-        self.mean, self.std, self.resampling = list(mean), list(std), _resampling(interpolation)
+        self.values, self.resampling = normalised_values(mean, std), _resampling(interpolation)
 
     def __call__(self, image: Image.Image, boxes: BoxArray, epoch: int = 0, index: int = 0) -> View:
         """The same view in every epoch."""
@@ -126,7 +139,7 @@ class ValTransform:
         left, top = geometry.centre_corner(new, (self.size, self.size))
         image = image.resize(new, self.resampling).crop((left, top, left + self.size, top + self.size))
         boxes = geometry.centre_crop(geometry.resize(boxes, old, new), new, (self.size, self.size))
-        return _normalised(image, self.mean, self.std), geometry.drop_empty(boxes)
+        return normalised(image, self.values), geometry.drop_empty(boxes)
 
 
 Transform = TrainTransform | ValTransform
@@ -173,12 +186,24 @@ def jittered(rng: np.random.Generator, image: Image.Image, strengths: Sequence[f
     Example:
         >>> image = jittered(keyed_generator(0), image, (0.4, 0.4, 0.4))
     """
-    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
     amounts = [rng.uniform(-strength, strength) for strength in strengths]
     for which in rng.permutation(len(strengths)).tolist():
-        if strengths[which]:
-            image = adjust[which](image, amounts[which] if which == 3 else max(0.0, 1 + amounts[which]))
+        if strengths[which] and which == 3:
+            image = F.adjust_hue(image, amounts[which])
+        elif strengths[which]:
+            image = Image.blend(_plain(image, which), image, max(0.0, 1 + amounts[which]))
     return image
+
+
+def _plain(image: Image.Image, which: int) -> Image.Image:
+    """What an image is blended with: black for brightness, its mean grey for contrast, its greys for saturation."""
+    if which == 0:
+        return Image.new("RGB", image.size)
+    grey = image.convert("L")
+    if which == 2:
+        return grey.convert("RGB")
+    mean = int(np.asarray(grey).mean() + 0.5)  # Pillow's own histogram takes longer than the blend
+    return Image.new("RGB", image.size, (mean, mean, mean))
 
 
 def erase_rectangle(rng: np.random.Generator, tensor: torch.Tensor) -> None:
@@ -193,8 +218,28 @@ def erase_rectangle(rng: np.random.Generator, tensor: torch.Tensor) -> None:
     tensor[:, top : top + h, left : left + w] = torch.from_numpy(noise)
 
 
-def _normalised(image: Image.Image, mean: list[float], std: list[float]) -> torch.Tensor:
-    return F.normalize(F.to_tensor(image), mean, std, inplace=True)
+def normalised_values(mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """What each byte becomes in each channel, (3, 256): there are so few that a table is quicker than arithmetic.
+
+    Example:
+        >>> normalised_values((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))[0, [0, 255]].tolist()
+        [-1.0, 1.0]
+    """
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ValueError(f"mean and std must be three numbers, std above 0, got {tuple(mean)} and {tuple(std)}")
+    greys = torch.arange(256, dtype=torch.uint8).div(255).expand(3, 1, 256)
+    return F.normalize(greys, list(mean), list(std))[:, 0].numpy()
+
+
+def normalised(image: Image.Image, values: NDArray[np.float32]) -> torch.Tensor:
+    """An RGB image as a tensor (3, h, w) of ``values`` (3, 256).
+
+    Example:
+        >>> normalised(image, normalised_values(mean, std)).dtype
+        torch.float32
+    """
+    channels = np.asarray(image).transpose(2, 0, 1)  # (3, h, w)
+    return torch.from_numpy(np.stack([table.take(channel) for table, channel in zip(values, channels, strict=True)]))
 
 
 def _check_size(size: int) -> None:

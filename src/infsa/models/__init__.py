@@ -8,7 +8,9 @@ import timm
 from . import presets
 from .infvit import InfViT
 from .maps import attention_maps
-from .weights import check_same_model, load_weights, read_weights, save_weights
+from .weights import check_same_model, load_weights, name_classes, read_label_names, read_weights, save_weights
+
+FITTED = ("num_classes", "img_size")  # arguments that shipped weights are fitted to
 
 __all__ = [
     "InfViT",
@@ -34,7 +36,9 @@ def list_models() -> list[str]:
 def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any) -> InfViT:
     """Build a model by name; ``pretrained`` may be a saved folder or a safetensors file.
 
-    The arguments saved with the weights are used; others that contradict them are refused.
+    The arguments saved with the weights are used; others that contradict them are refused. ``pretrained=True`` loads
+    the weights that come with the package, for the tiny models: 50 classes of Tiny-ImageNet; with another
+    ``num_classes`` the classifier starts anew, with another ``img_size`` the positions are resized.
 
     Example:
         >>> model = infsa.create_model("infvit_linear_4l64h_patch16_224", num_classes=10)
@@ -42,13 +46,21 @@ def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any
     """
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}; known: {', '.join(presets.MODELS)}")
-    if pretrained is True:
-        raise ValueError(f"no weights are published for {name}; pass pretrained=FOLDER or a .safetensors file")
     if not pretrained:
         return timm.create_model(name, **kwargs)  # type: ignore[return-value]
+    if pretrained is True:
+        file = presets.shipped_weights(name)
+        if file is None:
+            raise ValueError(
+                f"no weights are shipped for {name}, only for {', '.join(presets.SHIPPED)}; "
+                "pass pretrained=FOLDER or a .safetensors file"
+            )
+        check_same_model(read_weights(file)[1], {k: v for k, v in kwargs.items() if k not in FITTED}, file.name)
+        return timm.create_model(name, pretrained=True, **kwargs)  # type: ignore[return-value]
     _, saved = read_weights(pretrained)
     check_same_model(saved, {"architecture": name, **kwargs}, pretrained)
     saved.pop("architecture", None)
     model: InfViT = timm.create_model(name, **{**saved, **kwargs})  # type: ignore[assignment]
     load_weights(model, pretrained)
+    name_classes(model, read_label_names(pretrained))
     return model

@@ -1,6 +1,7 @@
 """The published model names, registered with timm."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .infvit import InfViT
 from .positions import resize_table
+from .weights import read_label_names
 
 
 def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
@@ -45,6 +47,7 @@ default_cfgs = generate_default_cfgs(
 )
 MODELS = tuple(default_cfgs)
 
+SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose weights come with the package
 TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
 
 
@@ -65,8 +68,22 @@ def _fit(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
     return weights
 
 
+def shipped_weights(name: str) -> Path | None:
+    """The weights that come with the package for a model, if there are any."""
+    return Path(__file__).with_name("shipped") / f"{name}.safetensors" if name in SHIPPED else None
+
+
+def _shipped_config(file: Path) -> dict[str, Any]:
+    labels = read_label_names(file) or []
+    return {"file": str(file), "num_classes": len(labels), "label_names": labels}
+
+
 def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: Any) -> InfViT:
     out_indices = overrides.pop("out_indices", 3)
+    file = shipped_weights(name)
+    if pretrained and file is not None and not overrides.get("pretrained_cfg_overlay"):
+        config = _shipped_config(file)
+        overrides = {"num_classes": config["num_classes"], **overrides, "pretrained_cfg_overlay": config}
     options = {**preset, **overrides, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
     if not pretrained:
         return build_model_with_cfg(InfViT, name, False, **options)

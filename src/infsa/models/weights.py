@@ -56,6 +56,19 @@ def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
     return weights, json.loads(metadata.get("infsa", "{}"))
 
 
+def read_label_names(path: str | Path) -> list[str] | None:
+    """The names of the classes stored with weights, if any."""
+    with safe_open(weight_file(path), framework="pt") as handle:
+        return json.loads((handle.metadata() or {}).get("label_names", "null"))
+
+
+def name_classes(model: nn.Module, names: list[str] | None) -> None:
+    """Give the classes of a model their names, where timm and Hugging Face look for them; None leaves it as it is."""
+    if names is not None:
+        config: Any = model.pretrained_cfg
+        config["label_names"] = list(names)
+
+
 def plain(value: Any) -> Any:
     """A value as JSON gives it back."""
     return json.loads(json.dumps(value))
@@ -116,7 +129,10 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         staged = Path(scratch)
         identity = arguments | ({"architecture": data["architecture"]} if "architecture" in data else {})
-        save_file(state, staged / WEIGHTS, metadata={"format": "pt", "infsa": json.dumps(identity)})
+        header = {"format": "pt", "infsa": json.dumps(identity)}
+        if data.get("label_names"):
+            header["label_names"] = json.dumps(data["label_names"])
+        save_file(state, staged / WEIGHTS, metadata=header)
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "README.md").write_text(model_card(model, config))
         for file in ("config.json", "README.md", WEIGHTS):

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..graph import AttentionGraph
+from ..graph.statistics import cosine, spearman
 from ..nn import LinearInfSA, PureInfSA
 from ..nn.infsa import split_heads
 from ..ops import energies, linear_weights, pure_attention
 from ..ops.validate import check_gamma
 from ..version import __version__
-from .statistics import cosine, spearman
 
 GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4
 
@@ -48,7 +48,7 @@ class Demo:
             "truncation": self.truncation,
             "spectrum": dict(self.spectrum),
             "ranking": {
-                name: {"top_tokens": top_tokens(score), "spearman_with_katz_in": spearman(score, katz)}
+                name: {"top_tokens": top_tokens(score), "spearman_with_katz_in": float(spearman(score, katz))}
                 for name, score in self.centralities.items()
             },
             "alignment": {
@@ -111,7 +111,7 @@ def align(q: Tensor) -> dict[str, list[tuple[float, float]]]:
     }
     perron = [graph.eigenvector("right") for graph in token_graphs(q, q, gamma=0.5)]
     return {
-        name: [(cosine(a, v), spearman(a, v)) for a, v in zip(scores, perron, strict=True)]
+        name: [(float(cosine(a, v)), float(spearman(a, v))) for a, v in zip(scores, perron, strict=True)]
         for name, scores in candidates.items()
     }
 

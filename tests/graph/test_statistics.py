@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infsa.report.statistics import cosine, ranks, spearman
+from infsa.graph.statistics import cosine, ranks, spearman
 
 
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=30), st.integers(0, 1000))

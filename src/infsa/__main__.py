@@ -1,0 +1,5 @@
+"""``python -m infsa``: the command line."""
+
+from .cli import main
+
+main()

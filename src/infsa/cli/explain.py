@@ -1,0 +1,141 @@
+"""``infsa explain``: where models look in any image, as pictures and arrays."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .options import chosen_device
+from .parameters import check_seed, checked
+
+if TYPE_CHECKING:
+    from ..models import InfViT
+
+DEFAULT = ("vit_tiny", "infvit_pure_tiny", "infvit_linear_tiny")
+
+
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
+    resolution: Annotated[
+        str,
+        typer.Option(help="What the model sees: model (the size it was made for), native, or the side of a square."),
+    ] = "model",
+    layer: Annotated[int, typer.Option(help="Block to read, from the end if negative.")] = -1,
+    head: Annotated[int | None, typer.Option(help="One head instead of their mean.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show where models look in images, and what they take them for.
+
+    For each image: a panel with all models, and for each model an overlay at the image's own resolution and the map as
+    an array. Without --checkpoint, the three shipped models stand side by side: softmax, Pure and Linear InfSA.
+
+    Example: infsa explain photo.jpg --resolution native --checkpoint infvit_linear_tiny
+    """
+    from ..evaluate.maps import check_methods
+    from ..evaluate.subjects import Subject
+
+    checked(lambda value: check_methods([value]))(method)
+    side = _resolution(resolution)
+    chosen = [Subject.of(source) for source in checkpoints or DEFAULT]
+    if len({subject.name for subject in chosen}) < len(chosen):
+        raise typer.BadParameter(
+            f"every checkpoint needs a name of its own, got {[subject.name for subject in chosen]}"
+        )
+    loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
+    options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
+    console = Console(quiet=as_json)
+    out.mkdir(parents=True, exist_ok=True)
+    done: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for path, stem in track(_with_stems(images), description="Explaining", console=console, transient=True):
+        done += _explain_file(path, stem, loaded, options, out, problems)
+    report = {"options": options, "models": {s.name: s.source for s in chosen}, "images": done, "problems": problems}
+    (out / "explain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        _print(console, done, out)
+    for problem in problems:
+        typer.echo(f"infsa: {' '.join(problem.split())}", err=True)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _resolution(text: str) -> int | str:
+    if text in ("model", "native"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"--resolution must be model, native or a number of pixels, got {text!r}")
+    return int(text)
+
+
+def _with_stems(images: list[Path]) -> list[tuple[Path, str]]:
+    """Every file with the name of its results: its stem, numbered where two files share one."""
+    stems = [path.stem for path in images]
+    return [
+        (path, stem if stems.count(stem) == 1 else f"{stem}-{index}")
+        for index, (path, stem) in enumerate(zip(images, stems, strict=True), start=1)
+    ]
+
+
+def _explain_file(
+    path: Path,
+    stem: str,
+    models: "dict[str, InfViT]",
+    options: dict[str, Any],
+    out: Path,
+    problems: list[str],
+) -> list[dict[str, Any]]:
+    """Explain one file with every model; what fails is told and leaves the rest alone."""
+    import numpy as np
+
+    from ..data import UnreadableImage, decode
+    from ..evaluate.maps import explain as explain_image
+    from ..report.panels import draw_panel, overlay
+
+    try:
+        image = decode(path)
+    except UnreadableImage as error:
+        problems.append(str(error))
+        return []
+    found, records = {}, []
+    for name, model in models.items():
+        try:
+            explanation = explain_image(model, image, **options)
+        except ValueError as error:
+            problems.append(f"{path}: {name}: {error}")
+            continue
+        found[name] = explanation
+        np.save(out / f"{stem}-{name}.npy", explanation.map)
+        overlay(image, explanation.map).save(out / f"{stem}-{name}.png")
+        records.append({"image": str(path), "size": list(image.size), "model": name, **explanation.summary()})
+    if found:
+        draw_panel(image, found, out / f"{stem}-panel.png", title=f"{path.name}, {image.width} × {image.height}")
+    return records
+
+
+def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
+    table = Table(title="What the models see", title_justify="left")
+    for column in ("image", "model", "patches", "first guess", "second guess"):
+        table.add_column(column)
+    for record in done:
+        guesses = [f"{guess['class']} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
+        guesses += [""] * (2 - len(guesses))
+        rows, columns = record["grid"]
+        table.add_row(Path(record["image"]).name, record["model"], f"{rows} × {columns}", *guesses)
+    console.print(table)
+    console.print(f"Panels, overlays and arrays are in {out}", highlight=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""Options that several commands share, and the progress bar."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .parameters import checked
+
+if TYPE_CHECKING:
+    from ..evaluate.study import Report
+    from ..report.quality_tables import Rows
+
+
+def at_least(lowest: int) -> Callable[[int], int]:
+    """A callback that refuses numbers below ``lowest``.
+
+    Example:
+        >>> typer.Option(help="Images.", callback=at_least(1))
+    """
+
+    def check(value: int) -> None:
+        if value < lowest:
+            raise ValueError(f"must be {lowest} or more, got {value}")
+
+    return checked(check)
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device by its name; ``auto`` is a GPU where there is one.
+
+    Example:
+        >>> chosen_device("cpu")
+        device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise typer.BadParameter(f"unknown device {name!r}; auto, cpu, cuda and cuda:0 are accepted") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"no CUDA device here, got {name!r}")
+    return device
+
+
+@contextmanager
+def progress_report(console: Console) -> Iterator["Report"]:
+    """A bar for each thing that is measured.
+
+    Example:
+        >>> with progress_report(Console()) as report:
+        ...     report("softmax-0: mean", 32, 500)
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, int] = {}
+
+        def report(text: str, done: int, total: int) -> None:
+            if text not in tasks:
+                tasks[text] = progress.add_task(text, total=total)
+            progress.update(tasks[text], completed=done)  # type: ignore[arg-type]
+
+        yield report
+
+
+def table_of(rows: "Rows", title: str, caption: str = "") -> Table:
+    """Rows of words as a table for the terminal.
+
+    Example:
+        >>> Console().print(table_of(Rows(["a"], [["1"]]), "numbers"))
+    """
+    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE_HEAD)
+    for index, column in enumerate(rows.columns):
+        table.add_column(column, justify="left" if index < 2 else "right", overflow="fold")
+    for row in rows.rows:
+        table.add_row(*row)
+    return table

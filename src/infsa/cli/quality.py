@@ -1,0 +1,96 @@
+"""``infsa quality``: MoRF, LeRF and boxes for several models and seeds."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .options import at_least, chosen_device, progress_report, table_of
+from .parameters import check_seed, checked
+
+
+def quality(
+    checkpoints: Annotated[
+        list[str],
+        typer.Option(
+            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+        ),
+    ],
+    data: Annotated[str, typer.Option(help="shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH.")],
+    split: Annotated[str, typer.Option(help="Split of the data.")] = "val",
+    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=at_least(1))] = 500,
+    fills: Annotated[
+        list[str] | None, typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated."),
+    ] = None,
+    levels: Annotated[int, typer.Option(help="Steps from the whole image to nothing.", callback=at_least(1))] = 20,
+    score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
+    normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
+    draws: Annotated[int, typer.Option(help="Random orders of patches with equal scores.", callback=at_least(1))] = 3,
+    only_correct: Annotated[
+        bool, typer.Option("--only-correct/--all-images", help="Follow correctly classified images only.")
+    ] = True,
+    min_probability: Annotated[float, typer.Option(help="Of the whole image.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of images and orders.", callback=checked(check_seed))] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure what attention maps are worth: remove patches in their order, and compare them with boxes.
+
+    Checkpoints whose names differ in a final -SEED are one model trained several times: the tables give their mean and
+    deviation. A run that was interrupted goes on where it stopped.
+
+    Example: infsa quality -c softmax-0.safetensors -c softmax-1.safetensors --data npz:shard.npz --fill mean
+    """
+    from ..data import open_dataset
+    from ..evaluate import Boxes, Removal, Subject, study_quality
+    from ..evaluate.summary import NORMALISATIONS
+    from ..files import write_json
+    from ..report.quality_figures import draw_quality
+    from ..report.quality_tables import box_table, caption, removal_table
+
+    chosen = tuple(methods or ["last"])
+    common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}
+    try:
+        removals = [
+            Removal(fill=fill, min_probability=min_probability, seed=seed, **common)  # type: ignore[arg-type]
+            for fill in dict.fromkeys(fills or ["mean"])
+        ]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if normalise not in NORMALISATIONS:
+        raise typer.BadParameter(f"normalise must be one of {list(NORMALISATIONS)}, got {normalise!r}")
+    subjects = [Subject.of(source) for source in checkpoints]
+    if len({subject.name for subject in subjects}) < len(subjects):
+        raise typer.BadParameter(f"every checkpoint needs a name of its own, got {[s.name for s in subjects]}")
+    dataset = open_dataset(data, split)
+    source = f"{data.partition(':')[0]}:{Path(data.partition(':')[2]).name}/{split}"
+    console = Console(quiet=as_json)
+    with progress_report(console) as report:
+        summary = study_quality(
+            subjects,
+            {subject.name: (source, dataset) for subject in subjects},
+            removals,
+            Boxes(methods=chosen, seed=seed),
+            out=out,
+            images=images,
+            normalise=normalise,
+            device=chosen_device(device),
+            report=report,
+        )
+    files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]
+    if as_json:
+        typer.echo(json.dumps({**summary, "files": [str(file) for file in files]}, indent=1))
+        return
+    for removal in removals:
+        title = f"Removing patches, fill: {removal.fill}"
+        console.print(table_of(removal_table(summary, removal.fill), title, caption(summary["config"])))
+    for rule, title in (("centre", "centre of the patch inside"), ("area", "half of the patch covered")):
+        console.print(table_of(box_table(summary, rule), f"Patches and boxes: {title}"))
+    console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)

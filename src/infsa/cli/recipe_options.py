@@ -1,0 +1,134 @@
+"""Every field of a recipe as a command-line option, made from the dataclass itself."""
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..train.recipe import RECIPES, Recipe, read_recipe
+
+SET_OTHERWISE = ("model_options", "data_options")
+
+
+def parse_pairs(pairs: list[str]) -> dict[str, Any]:
+    """``["depth=9", "gamma=0.5"]`` as a table; values are numbers, true, false, JSON, or else words.
+
+    Example:
+        >>> parse_pairs(["depth=9", "attention=softmax"])
+        {'depth': 9, 'attention': 'softmax'}
+    """
+    table = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"expected name=value, got {pair!r}")
+        table[name] = parse_value(value)
+    return table
+
+
+def parse_value(text: str) -> Any:
+    """A number, true, false or JSON if it reads as one, otherwise the word itself.
+
+    Example:
+        >>> parse_value("0.3"), parse_value("relu")
+        (0.3, 'relu')
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def comments() -> dict[str, str]:
+    """The comment beside every field of :class:`Recipe`, read from its source, as the option's help.
+
+    Example:
+        >>> comments()["weight_decay"]
+        'not on biases, norms, tokens and positions'
+    """
+    found = re.findall(r"^    (\w+): [^#\n]*?(?:  # (.*))?$", inspect.getsource(Recipe), re.MULTILINE)
+    return dict(found)
+
+
+def sections() -> dict[str, str]:
+    """The heading above every field in the source: the panel of its option in the help.
+
+    Example:
+        >>> sections()["lr"]
+        'How long, how fast'
+    """
+    panel, panels = "", {}
+    for line in inspect.getsource(Recipe).splitlines():
+        if heading := re.fullmatch(r"    # (.+)", line):
+            panel = heading[1]
+        elif assignment := re.match(r"    (\w+): ", line):
+            panels[assignment[1]] = panel
+    return panels
+
+
+def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes ``changes`` one option per field of the recipe instead.
+
+    Example:
+        >>> @with_recipe_options
+        ... def train(out: Path, changes: dict[str, Any]) -> None: ...
+    """
+    signature = inspect.signature(command)
+    own = [p for name, p in signature.parameters.items() if name != "changes"]
+    hints, help_texts, panels = typing.get_type_hints(Recipe), comments(), sections()
+    extra = []
+    for field in dataclasses.fields(Recipe):
+        if field.name in SET_OTHERWISE or field.name in signature.parameters:
+            continue
+        kind = hints[field.name]
+        option = typer.Option(
+            help=help_texts[field.name] or None, rich_help_panel=panels[field.name], show_default=False
+        )
+        shown: Any = kind if kind in (int, float, bool) else str
+        annotation = Annotated[shown | None, option]
+        extra.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+
+    def wrapped(**arguments: Any) -> None:
+        changes = {p.name: value for p in extra if (value := arguments.pop(p.name)) is not None}
+        command(**arguments, changes=changes)
+
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    wrapped.__signature__ = signature.replace(parameters=[*keyword, *extra])  # type: ignore[attr-defined]
+    wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
+    wrapped.__annotations__ = {p.name: p.annotation for p in (*keyword, *extra)}
+    return wrapped
+
+
+def choose_recipe(
+    name: str, config: Path | None, model_option: list[str], data_option: list[str], changes: dict[str, Any]
+) -> Recipe:
+    """A named recipe, changed by a file and then by options; a wrong field is wrong usage.
+
+    Example:
+        >>> choose_recipe("tiny", None, ["depth=4"], [], {"lr": 1e-4})
+    """
+    if name not in RECIPES:
+        raise typer.BadParameter(f"unknown recipe {name!r}; known are {', '.join(RECIPES)}")
+    try:
+        return amended(
+            RECIPES[name].override(read_recipe(config) if config else {}), model_option, data_option, changes
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def amended(recipe: Recipe, model_option: list[str], data_option: list[str], changes: dict[str, Any]) -> Recipe:
+    """A recipe changed by the options of the command line.
+
+    Example:
+        >>> amended(recipe, ["gamma=0.5"], [], {"epochs": 10})
+    """
+    tables = {"model_options": parse_pairs(model_option), "data_options": parse_pairs(data_option)}
+    merged = {name: {**getattr(recipe, name), **table} for name, table in tables.items() if table}
+    return recipe.override({**changes, **merged})

@@ -1,0 +1,182 @@
+"""Accuracy and loss of a classifier over a data set, on one process or many."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset
+
+from ..data import ImageDataset, SkipLog, ValTransform, Views, collate, open_dataset, transform_for
+from ..models import InfViT
+from .subjects import data_config
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What :func:`measure_accuracy` found; shares from 0 to 1.
+
+    Example:
+        >>> result.top1, result.per_class["goldfish"]
+        (0.84, 0.9)
+    """
+
+    images: int
+    top1: float
+    top5: float
+    loss: float
+    classes: list[str]
+    hits: list[int]  # per class, right at first guess
+    counts: list[int]  # per class
+    skipped: SkipLog = field(default_factory=SkipLog)  # images that could not be read
+
+    @property
+    def per_class(self) -> dict[str, float | None]:
+        """Top-1 of every class; None where it has no image.
+
+        Example:
+            >>> min(result.per_class, key=result.per_class.get)
+        """
+        shares = [hit / count if count else None for hit, count in zip(self.hits, self.counts, strict=True)]
+        return dict(zip(unique_names(self.classes), shares, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON.
+
+        Example:
+            >>> json.dumps(result.as_dict())
+        """
+        return {
+            "images": self.images,
+            "top1": self.top1,
+            "top5": self.top5,
+            "loss": self.loss,
+            "mean_per_class": mean_of([share for share in self.per_class.values() if share is not None]),
+            "per_class": self.per_class,
+            "skipped": self.skipped.names,
+        }
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The arithmetic mean.
+
+    Example:
+        >>> mean_of([1.0, 2.0])
+        1.5
+    """
+    return sum(values) / len(values)
+
+
+def unique_names(classes: Sequence[str]) -> list[str]:
+    """Class names with the index added where one occurs twice (ImageNet has two *cranes* and two *maillots*).
+
+    Example:
+        >>> unique_names(["crane", "cat", "crane"])
+        ['crane (0)', 'cat', 'crane (2)']
+    """
+    return [f"{name} ({i})" if classes.count(name) > 1 else name for i, name in enumerate(classes)]
+
+
+def validation_loader(
+    dataset: ImageDataset,
+    transform: ValTransform,
+    batch_size: int = 128,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> DataLoader[Any]:
+    """Batches of every ``world``-th image from ``rank`` on: together the ranks see each image once.
+
+    Example:
+        >>> loader = validation_loader(open_dataset("shapes", "val"), ValTransform(64))
+    """
+    views: Any = Views(dataset, transform)
+    if world > 1:
+        views = Subset(views, range(rank, len(views), world))
+    return DataLoader(views, batch_size=batch_size, num_workers=workers, collate_fn=collate)
+
+
+@torch.no_grad()
+def measure_accuracy(
+    model: Callable[[Tensor], Tensor],
+    batches: Iterable[Any],
+    classes: Sequence[str],
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] | None = None,
+    rounds: int | None = None,
+) -> Accuracy:
+    """Top-1, top-5, cross entropy and per-class accuracy of a model over batches that start with images and labels.
+
+    With an initialised process group every rank brings its own batches and all get the joint result; ``rounds`` is
+    then the number of forward passes that each must make (sharded models need equal numbers), the missing ones being
+    made on repeated images that do not count.
+
+    Example:
+        >>> result = measure_accuracy(model.eval(), loader, dataset.classes)
+        >>> result.top1
+    """
+    count = len(classes)
+    sums = torch.zeros(2 * count + 2, dtype=torch.float64, device=device)  # hits, images, top-5 hits, loss
+    done, last = 0, None
+    for images, labels, *_ in batches:
+        last = images.to(device, non_blocking=True)
+        sums += _sums(model(last), labels.to(device, non_blocking=True), count)
+        done += 1
+        if progress is not None:
+            progress(len(labels))
+    if rounds is not None and last is not None:
+        for _ in range(rounds - done):
+            model(last)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(sums)
+    hits, counts, rest = sums.split([count, count, 2])
+    images = int(counts.sum())
+    if not images:
+        raise ValueError("there are no images to evaluate")
+    top5, loss = (rest / images).tolist()
+    top1 = float(hits.sum() / images)
+    return Accuracy(images, top1, top5, loss, list(classes), hits.long().tolist(), counts.long().tolist())
+
+
+def _sums(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    if logits.shape[-1] != classes:
+        raise ValueError(f"the model has {logits.shape[-1]} classes, the data set {classes}")
+    logits = logits.float()
+    best = logits.topk(min(5, classes), -1).indices
+    right = best[:, 0] == labels
+    first = torch.bincount(labels[right], minlength=classes)
+    seen = torch.bincount(labels, minlength=classes)
+    top5 = (best == labels[:, None]).any(-1).sum()
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    return torch.cat([first.double(), seen.double(), torch.stack([top5.double(), loss.double()])])
+
+
+def evaluate_model(
+    model: InfViT,
+    data: str,
+    split: str | None = None,
+    *,
+    crop_pct: float | None = None,
+    batch_size: int = 128,
+    workers: int = 0,
+    progress: Callable[[Any], Iterable[Any]] = iter,
+) -> Accuracy:
+    """Accuracy of a loaded model on a data set by name, at the model's own size, colours and cropping.
+
+    Example:
+        >>> evaluate_model(load_model("runs/photos/model"), "folder:photos", "val").top1
+    """
+    config = data_config(model)
+    options: dict[str, Any] = {"size": config["input_size"][-1]} if data == "shapes" else {}
+    if data == "shapes":
+        options["classes"] = model.num_classes
+    dataset = open_dataset(data, split, **options)
+    transform = transform_for(config, train=False, **({} if crop_pct is None else {"crop_pct": crop_pct}))
+    assert isinstance(transform, ValTransform)
+    loader = validation_loader(dataset, transform, batch_size, workers)
+    device = next(model.parameters()).device
+    found = measure_accuracy(model.eval(), progress(loader), dataset.classes, device)
+    return replace(found, skipped=getattr(dataset, "skipped", SkipLog()))

@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Have ``write`` make a file aside, then put it in place: a crash leaves the old file or the new one, never a part.
+
+    Example:
+        >>> write_atomically(Path("result.json"), lambda aside: aside.write_text("{}"))
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        write(aside)
+        aside.chmod(0o644)  # safetensors writes files that only their owner reads
+        _flush(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    _flush(path.parent)  # the rename itself
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str | Path) -> Any:
+    """Plain data from a file.
+
+    Example:
+        >>> read_json("result.json")["top1"]
+    """
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def write_json(content: Any, path: str | Path) -> Path:
+    """Write plain data as JSON and return the file's path; numbers that do not exist (nan) are refused.
+
+    Example:
+        >>> write_json({"top1": 0.5}, "result.json")
+    """
+    path, text = Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    return path

@@ -1,0 +1,102 @@
+"""Maps as pictures: heatmaps, overlays at an image's own resolution, and panels with models side by side."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..evaluate.maps import Explanation
+
+COLOURS = "inferno"
+OPACITY = 0.6
+SHOWN = 1200  # longest side of a picture inside a panel, in pixels
+
+
+def heatmap(scores: NDArray[np.float32], size: tuple[int, int], smooth: bool = False) -> Image.Image:
+    """A map (h, w) as a picture of ``size`` (width, height): its lowest score dark, its highest bright.
+
+    Patches have edges, unless they are to be blended into each other.
+
+    Example:
+        >>> heatmap(explanation.map, (640, 480)).save("heatmap.png")
+    """
+    low, high = float(scores.min()), float(scores.max())
+    scaled = (scores - low) / (high - low) if high > low else np.zeros_like(scores)
+    how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    large = np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(size, how))
+    places = np.clip(large * 255, 0, 255).astype(np.uint8)
+    table = (matplotlib.colormaps[COLOURS](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
+    return Image.fromarray(table[places])
+
+
+def overlay(image: Image.Image, scores: NDArray[np.float32], opacity: float = OPACITY) -> Image.Image:
+    """A map over the image in grey, at the image's own resolution.
+
+    Example:
+        >>> overlay(photo, explanation.map).save("overlay.png")
+    """
+    return Image.blend(image.convert("L").convert("RGB"), heatmap(scores, image.size, smooth=True), opacity)
+
+
+def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path: str | Path, title: str = "") -> None:
+    """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts.
+
+    Example:
+        >>> draw_panel(photo, {"softmax": explain(vit, photo), "Linear": explain(linear, photo)}, "panel.png")
+    """
+    image = _small(image)
+    columns = 1 + len(explanations)
+    tall = image.height / image.width
+    figure = Figure(figsize=(3 * columns, 6 * min(max(tall, 0.4), 2.0) + 1.1), layout="constrained")
+    grid = figure.subplots(2, columns, squeeze=False)
+    _picture(grid[0, 0], image, "image")
+    grid[1, 0].axis("off")
+    for (name, found), (above, below) in zip(explanations.items(), grid.T[1:], strict=True):
+        label, probability = found.predictions[0]
+        _picture(above, heatmap(found.map, image.size), f"{name}\n{found.map.shape[0]} × {found.map.shape[1]} patches")
+        _picture(below, overlay(image, found.map), f"{textwrap.shorten(label, 34)}\n{probability:.0%}")
+    if title:
+        figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def draw_gallery(
+    images: Sequence[Image.Image],
+    explanations: Sequence[Mapping[str, Explanation]],
+    path: str | Path,
+    captions: Sequence[str],
+) -> None:
+    """Write many images at once: a row for each, the image and every model's overlay with its prediction.
+
+    Example:
+        >>> draw_gallery(photos, [{"softmax": explain(vit, photo)} for photo in photos], "gallery.png", names)
+    """
+    columns = 1 + len(explanations[0])
+    figure = Figure(figsize=(2.0 * columns, 2.3 * len(images)), layout="constrained")
+    grid = figure.subplots(len(images), columns, squeeze=False)
+    for image, found, caption, row in zip(images, explanations, captions, grid, strict=True):
+        large = image.resize((160, round(160 * image.height / image.width)), Image.Resampling.BICUBIC)
+        _picture(row[0], large, textwrap.shorten(caption, 28))
+        for (name, explanation), axes in zip(found.items(), row[1:], strict=True):
+            label, probability = explanation.predictions[0]
+            _picture(axes, overlay(large, explanation.map), f"{name}\n{textwrap.shorten(label, 22)} {probability:.0%}")
+    figure.savefig(path, dpi=80)
+
+
+def _small(image: Image.Image) -> Image.Image:
+    scale = SHOWN / max(image.size)
+    if scale >= 1:
+        return image
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+
+
+def _picture(axes: Axes, image: Image.Image, title: str) -> None:
+    axes.imshow(np.asarray(image))
+    axes.set_title(title, fontsize=9)
+    axes.axis("off")

@@ -1,0 +1,71 @@
+"""How long one training step and one inference of a recipe's model take."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .module import build_model
+from .recipe import Recipe
+
+AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def measure_latency(
+    recipe: Recipe, classes: int, batch: int = 64, warmups: int = 50, timed: int = 300
+) -> dict[str, float]:
+    """Median milliseconds of a training step (forward, backward, AdamW) and of an inference, on random images.
+
+    Example:
+        >>> measure_latency(RECIPES["tiny"], classes=10, batch=8, warmups=1, timed=3)["infer_ms"]
+    """
+    wants_cpu = recipe.accelerator == "cpu" or not torch.cuda.is_available()
+    device = torch.device("cpu" if wants_cpu else "cuda")
+    model = build_model(recipe, classes).to(device)
+    run: Any = torch.compile(model) if recipe.compile else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    images = torch.randn(batch, 3, recipe.size, recipe.size, device=device)
+    labels = torch.arange(batch, device=device) % classes
+    half = AUTOCAST[recipe.precision]
+
+    def step() -> None:
+        with torch.autocast(device.type, half, enabled=half is not None):
+            loss = F.cross_entropy(run(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def infer() -> None:
+        with torch.autocast(device.type, half, enabled=half is not None):
+            run(images)
+
+    train_ms = median_milliseconds(step, device, warmups, timed)
+    model.eval()
+    return {
+        "train_ms": train_ms,
+        "infer_ms": median_milliseconds(infer, device, warmups, timed),
+        "batch": batch,
+        "warmups": warmups,
+        "timed": timed,
+    }
+
+
+def median_milliseconds(work: Callable[[], None], device: torch.device, warmups: int, timed: int) -> float:
+    """Median time of a call, each one waited for.
+
+    Example:
+        >>> median_milliseconds(lambda: None, torch.device("cpu"), warmups=1, timed=3)
+    """
+    times = []
+    for turn in range(warmups + timed):
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if turn >= warmups:
+            times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times)

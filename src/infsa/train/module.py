@@ -1,0 +1,146 @@
+"""The training step as a Lightning module: loss, optimiser, learning rate, weight average."""
+
+import inspect
+from typing import Any
+
+import lightning as L
+import timm
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_class
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..data.mixing import mix_pairs
+from ..models.infvit import InfViT
+from ..models.weights import check_same_model, read_weights, weight_file
+from .recipe import Recipe
+from .state import WeightAverage
+
+STEP_SEED = 1_000_003  # a prime: seeds of different runs and steps stay apart
+
+
+class Classifier(L.LightningModule):
+    """A model of this package and one optimiser step of a recipe.
+
+    ``step`` counts optimiser steps since the beginning of the run, through restarts. Random numbers of the forward
+    pass (stochastic depth) are seeded by (seed, step, part, rank), so a restart needs no generator state.
+
+    Example:
+        >>> module = Classifier(RECIPES["tiny"], classes=10, steps_per_epoch=100)
+        >>> L.Trainer(max_steps=100).fit(module, loader)
+    """
+
+    def __init__(self, recipe: Recipe, classes: int, steps_per_epoch: int) -> None:
+        super().__init__()
+        self.recipe, self.classes, self.steps_per_epoch = recipe, classes, steps_per_epoch
+        self.step = 0
+        self.parts = 0  # of the batch of this step, already seen
+        self.last_loss: Tensor | None = None
+        self.average: WeightAverage | None = None
+        self.model = build_model(recipe, classes)
+        self.run_model: Any = torch.compile(self.model) if recipe.compile else self.model
+
+    def configure_model(self) -> None:
+        """Shard block by block if the recipe says so."""
+        if self.recipe.strategy != "fsdp" or self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if isinstance(self.model, FSDPModule):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        for block in self.model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh, reshard_after_forward=True)  # validation has no backward pass that would
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """timm's optimiser; biases, norms, tokens and positions are not decayed."""
+        recipe = self.recipe
+        takes = inspect.signature(get_optimizer_class(recipe.optimizer, bind_defaults=False)).parameters
+        options: dict[str, Any] = {"betas": (0.9, recipe.beta2)} if "betas" in takes else {}
+        if recipe.optimizer == "adamw" and self.device.type == "cuda":
+            options["fused"] = True
+        return create_optimizer_v2(
+            self.model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, **options
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        return self.run_model(images)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Set this step's learning rate and seed."""
+        rate = self.recipe.learning_rate(self.step, self.steps_per_epoch)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
+        place = (self.step * self.recipe.accumulate + self.parts) * self.trainer.world_size + self.global_rank
+        torch.manual_seed((self.recipe.seed * STEP_SEED + place) % 2**63)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Cross entropy with smoothed and mixed targets."""
+        recipe = self.recipe
+        images, labels = batch[0], batch[1]
+        targets = smoothed(labels, self.classes, recipe.label_smoothing)
+        if recipe.mixup or recipe.cutmix:
+            world = self.trainer.world_size
+            share = (self.parts * world + self.global_rank, recipe.accumulate * world)
+            strengths: dict[str, float] = {"mixup": recipe.mixup, "cutmix": recipe.cutmix, "prob": recipe.mix_prob}
+            images, targets = mix_pairs(images, targets, key=(recipe.seed, self.step), share=share, **strengths)
+        loss = F.cross_entropy(self(images).float(), targets)
+        self.last_loss = loss.detach()
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip, after the scale of mixed precision is undone."""
+        if self.recipe.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+
+    def count(self) -> bool:
+        """Note that a part is done; true if a step is complete. The average follows every step."""
+        self.parts = (self.parts + 1) % self.recipe.accumulate
+        if self.parts:
+            return False
+        self.step += 1
+        if self.average is not None:
+            self.average.update(self.model)
+        return True
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with fractions."""
+        return self.step / self.steps_per_epoch
+
+
+def build_model(recipe: Recipe, classes: int) -> InfViT:
+    """The recipe's model, seeded, for a number of classes.
+
+    Weights to start from (``init``) are fitted as timm does it: positions follow the image size, and a classifier
+    for another number of classes starts anew.
+
+    Example:
+        >>> model = build_model(RECIPES["tiny"], classes=10)
+    """
+    options = {"num_classes": classes, "img_size": recipe.size, **recipe.model_options}
+    if recipe.drop_path:
+        options.setdefault("drop_path_rate", recipe.drop_path)
+    if recipe.init:
+        file = weight_file(recipe.init)
+        check_same_model(read_weights(file)[1], recipe.model_options, file)
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    return model
+
+
+def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """Labels as rows: 1 − ε + ε / C for the class, ε / C for the others, (B, C) float32.
+
+    Example:
+        >>> smoothed(torch.tensor([1]), classes=2, smoothing=0.2)
+        tensor([[0.1000, 0.9000]])
+    """
+    rows = torch.full((len(labels), classes), smoothing / classes, device=labels.device)
+    return rows.scatter_(1, labels[:, None], 1 - smoothing + smoothing / classes)

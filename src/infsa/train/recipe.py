@@ -1,0 +1,264 @@
+"""Recipes: everything that decides what a training run computes, as one flat dataclass.
+
+A run is a recipe and a seed. The fields below, the three named recipes and the resolved file that is saved with every
+run all have the same form, so a saved recipe can be read back and run again.
+"""
+
+import dataclasses
+import json
+import math
+import tomllib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a run trains, on what, and how. Every field can be set on the command line or in a TOML file.
+
+    Example:
+        >>> recipe = RECIPES["tiny"].override({"epochs": 50, "lr": "5e-4"})
+        >>> recipe.lr
+        0.0005
+    """
+
+    # What
+    model: str = "infvit_linear_tiny"  # a name of infsa.list_models()
+    model_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for create_model, such as gamma or depth
+    data: str = "shapes"  # a name of infsa.data.open_dataset
+    val_data: str = ""  # another data set to validate on; empty: the validation split of data
+    data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
+    init: str = ""  # safetensors file with the weights to start from; empty: random
+    seed: int = 0  # of the weights, the order, the views and the dropout
+
+    # How long, how fast
+    epochs: int = 300
+    batch_size: int = 64  # images per optimiser step, over all devices and accumulated parts
+    accumulate: int = 1  # parts that a device makes of its share of a batch
+    optimizer: str = "adamw"  # a name of timm.optim.list_optimizers()
+    lr: float = 5e-4  # highest learning rate
+    lr_final: float = 0.0  # where the cosine ends
+    warmup_epochs: float = 10.0  # linear from 0
+    weight_decay: float = 2.5e-2  # not on biases, norms, tokens and positions
+    beta2: float = 0.999  # of the second moment, for optimisers that have two
+    clip_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
+    ema: float = 0.0  # decay of the average of the weights that is validated and exported; 0: none
+
+    # Regularisation
+    label_smoothing: float = 0.0
+    mixup: float = 0.0  # α of the Beta distribution; 0: none
+    cutmix: float = 0.0  # likewise; with both, either is equally likely
+    mix_prob: float = 1.0  # probability that a pair is mixed
+    drop_path: float = 0.0  # stochastic depth of the last block
+
+    # Views
+    size: int = 224  # side of the model's input in pixels
+    val_resize: int = 257  # shorter side before the centre crop
+    crop_min: float = 0.08  # smallest part of the image in a random crop
+    crop_ratio: float = 4 / 3  # widest aspect of a random crop, and its inverse
+    flip: float = 0.5  # probability of the mirror image
+    jitter: tuple[float, ...] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
+    randaugment: int = 0  # magnitude of RandAugment, 0 to 10; 0: none
+    erase: float = 0.0  # probability that a rectangle is replaced by noise
+    interpolation: str = "bicubic"
+    loader: Literal["workers", "resident"] = "workers"  # decode in worker processes, or keep all images on the device
+    workers: int = 2  # processes per device
+
+    # Machine
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    devices: int = 1  # per node
+    nodes: int = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp if there are several processes
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    compile: bool = False
+    grad_checkpointing: bool = False
+
+    # Record
+    val_every: int = 1  # epochs between validations; the last epoch always is
+    save_every: int = 0  # steps between checkpoints; 0: an epoch
+    keep: int = 3  # checkpoints kept
+    log_every: int = 50  # steps between lines of the log
+
+    def override(self, changes: dict[str, Any]) -> "Recipe":
+        """This recipe with some fields changed; strings are read as the field's type.
+
+        Example:
+            >>> RECIPES["paper"].override({"batch_size": "128", "jitter": "0.4,0.4,0.4"}).jitter
+            (0.4, 0.4, 0.4)
+        """
+        hints = typing.get_type_hints(Recipe)
+        for name in changes:
+            if name not in hints:
+                raise ValueError(f"unknown field {name!r} of a recipe; known are {', '.join(hints)}")
+        return dataclasses.replace(self, **{name: _read(name, value, hints[name]) for name, value in changes.items()})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for JSON.
+
+        Example:
+            >>> RECIPES["tiny"].as_dict()["size"]
+            64
+        """
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def check(self) -> None:
+        """Refuse values that no run can honour, in one line.
+
+        Example:
+            >>> Recipe(epochs=0).check()
+            Traceback (most recent call last):
+            ValueError: epochs must be at least 1, got 0
+        """
+        import timm.optim  # slow to load, and `infsa --help` reads this file
+
+        from ..models import list_models
+
+        if self.model not in list_models():
+            raise ValueError(f"unknown model {self.model!r}; known are {', '.join(list_models())}")
+        if self.optimizer not in timm.optim.list_optimizers():
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; timm.optim.list_optimizers() names them")
+        for name, low in LEAST.items():
+            if not getattr(self, name) >= low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not (low <= value <= high if name in CLOSED else low <= value < high):
+                raise ValueError(
+                    f"{name} must lie in [{low}, {high}{']' if name in CLOSED else ')'}, got {getattr(self, name)}"
+                )
+        if not 0 < self.crop_min <= 1:
+            raise ValueError(f"crop_min must lie in (0, 1], got {self.crop_min}")
+        if self.val_resize < self.size:
+            raise ValueError(f"val_resize must be at least the size {self.size}, got {self.val_resize}")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs must be fewer than the {self.epochs} epochs, got {self.warmup_epochs}")
+        if self.strategy == "fsdp" and self.precision == "16-mixed":
+            raise ValueError("strategy='fsdp' runs in '32-true' or 'bf16-mixed', not in '16-mixed'")
+        if self.loader == "resident":
+            self._check_resident()
+
+    def _check_resident(self) -> None:
+        if len(self.jitter) > 3 and self.jitter[3] > 0:
+            raise ValueError(f"loader='resident' has no hue jitter; got jitter={self.jitter}")
+        if self.interpolation not in ("bilinear", "bicubic", "nearest"):
+            raise ValueError(f"loader='resident' resamples bilinear, bicubic or nearest, got {self.interpolation!r}")
+        if self.randaugment:
+            raise ValueError(f"loader='resident' has no RandAugment; got randaugment={self.randaugment}")
+
+    def check_batches(self, images: int, world: int) -> None:
+        """Refuse a batch size that does not fit the data set or the devices.
+
+        Example:
+            >>> Recipe(batch_size=64).check_batches(images=50, world=1)
+            Traceback (most recent call last):
+            ValueError: batch_size 64 is more than the 50 training images
+        """
+        if self.batch_size > images:
+            raise ValueError(f"batch_size {self.batch_size} is more than the {images} training images")
+        parts = world * self.accumulate
+        if self.batch_size % parts:
+            raise ValueError(
+                f"batch_size {self.batch_size} cannot be split over {world} processes x {self.accumulate} parts"
+            )
+        if (self.mixup or self.cutmix) and self.batch_size // parts % 2:
+            raise ValueError(f"mixup and cutmix need an even number of images per part, got {self.batch_size // parts}")
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """The rate of optimiser step ``step``: a linear rise, then half a cosine.
+
+        Example:
+            >>> Recipe(epochs=2, warmup_epochs=1, lr=1.0).learning_rate(10, steps_per_epoch=10)
+            1.0
+        """
+        warmup, total = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        if step < warmup:
+            return self.lr * (step + 1) / (warmup + 1)
+        share = (step - warmup) / max(1.0, total - warmup)
+        return self.lr_final + (self.lr - self.lr_final) * (1 + math.cos(math.pi * min(1.0, share))) / 2
+
+
+LEAST = {
+    "seed": 0, "epochs": 1, "batch_size": 1, "accumulate": 1, "lr": 0.0, "lr_final": 0.0, "warmup_epochs": 0.0,
+    "weight_decay": 0.0, "clip_norm": 0.0, "mixup": 0.0, "cutmix": 0.0, "size": 1, "crop_ratio": 1.0, "workers": 0,
+    "devices": 1, "nodes": 1, "val_every": 1, "save_every": 0, "keep": 1, "log_every": 1,
+}  # fmt: skip
+RANGES = {
+    "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
+    "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10),
+}  # fmt: skip
+CLOSED = {"mix_prob", "flip", "erase", "randaugment"}
+
+WEIGHT_DECAYS = (1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2)  # the range that the paper sweeps
+
+RECIPES = {
+    # The paper's supplement, as it is given: crop, mirror image and colour jitter alone, fp16, no clipping
+    "paper": Recipe(model="infvit_linear_4l64h_patch16_224", precision="16-mixed"),
+    # What "DeiT-style" means elsewhere
+    "deit": Recipe(
+        model="infvit_linear_4l64h_patch16_224", batch_size=1024, lr=1e-3, lr_final=1e-5, warmup_epochs=5,
+        weight_decay=0.05, label_smoothing=0.1, mixup=0.8, cutmix=1.0, drop_path=0.1, erase=0.25, randaugment=9,
+        jitter=(0.3, 0.3, 0.3), val_resize=256, precision="bf16-mixed", ema=0.9999, workers=8,
+    ),
+    # 64 px at patch 8, images kept on the device
+    "tiny": Recipe(
+        epochs=20, batch_size=64, lr=1e-3, warmup_epochs=1, weight_decay=0.05, beta2=0.98, clip_norm=1.0, size=64,
+        val_resize=64, crop_min=0.35, jitter=(0.3, 0.3, 0.3), loader="resident",
+    ),
+}  # fmt: skip
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The fields in a TOML file, or in the ``recipe.json`` of an earlier run.
+
+    Example:
+        >>> RECIPES["tiny"].override(read_recipe("mine.toml"))
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a readable {Path(path).suffix or 'TOML'} file: {error}") from error
+
+
+def _read(name: str, value: Any, hint: Any) -> Any:
+    try:
+        return _convert(value, hint)
+    except (ValueError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{name} must be {_describe(hint)}, got {value!r}") from error
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ValueError(value)
+        return value
+    if get_origin(hint) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(float(part) for part in ([parts] if isinstance(parts, int | float) else parts))
+    if get_origin(hint) is dict:
+        return dict(value)
+    if hint is bool:
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError(value)
+        return str(value).lower() == "true"
+    if hint is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    if isinstance(value, bool) or (hint is str and not isinstance(value, str)):
+        raise TypeError(value)
+    return hint(value)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    names = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    if isinstance(hint, types.GenericAlias):
+        return "a list of numbers" if get_origin(hint) is tuple else "a table of name = value"
+    return names[hint]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

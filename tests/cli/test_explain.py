@@ -1,0 +1,93 @@
+"""infsa explain: any file gives a picture or one line."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import infsa
+from tests.cli.test_cli import run
+from tests.models.helpers import small
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    names = {}
+    for attention in ("softmax", "infsa_linear"):
+        names[attention] = str(infsa.models.save_weights(small(attention), tmp_path / attention))
+    return names
+
+
+def colours(width, height):
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
+
+
+def test_every_kind_of_file(monkeypatch, capsys, tmp_path, checkpoints):
+    colours(40, 30).convert("L").save(tmp_path / "gray.png")
+    colours(400, 300).resize((4000, 3000)).save(tmp_path / "large.jpg")
+    colours(40, 30).convert("RGBA").save(tmp_path / "clear.png")
+    whole = (tmp_path / "large.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.jpg").write_text("no image")
+    files = [str(tmp_path / name) for name in ("cut.jpg", "gray.png", "text.jpg", "large.jpg", "clear.png", "none.png")]
+    models = [argument for path in checkpoints.values() for argument in ("-c", path)]
+    out = tmp_path / "out"
+    code, text, err = run(monkeypatch, capsys, "explain", *files, *models, "--out", str(out))
+    assert code == 1
+    assert err.splitlines()[0].startswith("infsa: ")
+    assert [line.count(name) for line, name in zip(err.splitlines(), ("cut", "text", "none"), strict=True)] == [1, 1, 1]
+    for name in ("gray.png", "large.jpg", "clear.png", "softmax", "infsa_linear", "class"):
+        assert name in text
+    for stem in ("gray", "large", "clear"):
+        assert (out / f"{stem}-panel.png").exists()
+        for model in checkpoints:
+            assert np.load(out / f"{stem}-{model}.npy").sum() == pytest.approx(1, abs=1e-5)
+    with Image.open(out / "large-softmax.png") as picture:
+        assert picture.size == (4000, 3000)
+    report = json.loads((out / "explain.json").read_text())
+    assert len(report["images"]) == 6
+    assert len(report["problems"]) == 3
+
+
+def test_native_resolution(monkeypatch, capsys, tmp_path, checkpoints):
+    colours(203, 101).save(tmp_path / "a.png")
+    arguments = ["-c", checkpoints["infsa_linear"], "--resolution", "native", "--out", str(tmp_path / "out"), "--json"]
+    code, out, err = run(monkeypatch, capsys, "explain", str(tmp_path / "a.png"), *arguments)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["images"][0]["grid"] == [13, 25]
+
+
+def test_files_of_one_name_keep_their_own_panels(monkeypatch, capsys, tmp_path, checkpoints):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        colours(20, 20).save(tmp_path / folder / "a.png")
+    files = [str(tmp_path / folder / "a.png") for folder in ("x", "y")]
+    code, _, _ = run(
+        monkeypatch, capsys, "explain", *files, "-c", checkpoints["softmax"], "--out", str(tmp_path / "out")
+    )
+    assert code == 0
+    assert len(list((tmp_path / "out").glob("a-*-panel.png"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "expected"),
+    [
+        (["--method", "gaze"], "'gaze'", 2),
+        (["--resolution", "big"], "'big'", 2),
+        (["--device", "abacus"], "'abacus'", 2),
+        (["-c", "nowhere.safetensors"], "nowhere.safetensors", 1),
+        (["--layer", "9"], "got 9", 1),
+        (["--head", "7"], "got 7", 1),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, capsys, tmp_path, checkpoints):
+    colours(20, 20).save(tmp_path / "a.png")
+    if "-c" not in arguments:
+        arguments = ["-c", checkpoints["softmax"], *arguments]
+    out = str(tmp_path / "out")
+    code, _, err = run(monkeypatch, capsys, "explain", str(tmp_path / "a.png"), "--out", out, *arguments)
+    assert code == expected
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,83 @@
+"""infsa quality: tables, JSON, figures, resuming."""
+
+import json
+
+import pytest
+
+import infsa
+from tests.cli.test_cli import run
+from tests.evaluate.test_measure import close
+from tests.models.helpers import small
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    arguments = []
+    for attention, seed in (("softmax", 0), ("softmax", 1), ("infsa_linear", 0)):
+        folder = infsa.models.save_weights(small(attention, seed, num_classes=10), tmp_path / f"{attention}-{seed}")
+        arguments += ["-c", str(folder)]
+    return arguments
+
+
+FEW = ("--data", "shapes", "--images", "3", "--levels", "3", "--all-images", "--min-probability", "0")
+
+
+def test_tables_and_figures(monkeypatch, capsys, tmp_path, checkpoints):
+    monkeypatch.setenv("COLUMNS", "160")
+    out = tmp_path / "out"
+    arguments = [*checkpoints, *FEW, "--fill", "mean", "--fill", "tokens", "--method", "last", "--method", "degree"]
+    code, text, err = run(monkeypatch, capsys, "quality", *arguments, "--out", str(out))
+    assert (code, err) == (0, "")
+    for word in ("softmax", "infsa_linear", "random order", "centre Gaussian", "chance", "degree", "fill: tokens"):
+        assert word in text
+    summary = json.loads((out / "quality.json").read_text())
+    assert summary["groups"]["softmax"]["runs"] == 2
+    assert {path.name for path in out.glob("*.png")} == {
+        *(f"{name}-{fill}.png" for name in ("morf", "lerf", "summary") for fill in ("mean", "tokens")),
+        "roc.png",
+        "pr.png",
+    }
+
+
+def test_json_resumes_and_refuses_to_mix(monkeypatch, capsys, tmp_path, checkpoints):
+    arguments = ["quality", *checkpoints[-2:], *FEW, "--out", str(tmp_path / "out")]
+    code, first, _ = run(monkeypatch, capsys, *arguments, "--json")
+    assert code == 0
+    records = tmp_path / "out" / "records" / "infsa_linear-0.mean.jsonl"
+    lines = records.read_text().splitlines()
+    records.write_text("\n".join(lines[:3]) + "\n" + lines[3][:20])  # interrupted in the last record
+    code, second, _ = run(monkeypatch, capsys, *arguments, "--json")
+    assert code == 0
+    close(json.loads(first)["groups"], json.loads(second)["groups"])
+    code, _, err = run(monkeypatch, capsys, *arguments, "--seed", "5")
+    assert code == 1
+    assert "seed=0, got 5" in err
+    assert err.count("\n") == 1
+
+
+def test_another_number_of_classes_is_refused(monkeypatch, capsys, tmp_path):
+    folder = infsa.models.save_weights(small(num_classes=7), tmp_path / "model")
+    code, _, err = run(monkeypatch, capsys, "quality", "-c", f"seven-0={folder}", *FEW, "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert "seven-0 knows 7 classes" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "expected"),
+    [
+        (["--fill", "grey"], "'grey'", 2),
+        (["--method", "gaze"], "'gaze'", 2),
+        (["--normalise", "log"], "'log'", 2),
+        (["--score", "loss"], "'loss'", 2),
+        (["--images", "0"], "got 0", 2),
+        (["--data", "photos"], "'photos'", 1),
+        (["--score", "logit"], "normalise='none'", 1),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, capsys, tmp_path, checkpoints):
+    given = [*checkpoints[-2:], *FEW, *arguments, "--out", str(tmp_path / "out")]
+    code, _, err = run(monkeypatch, capsys, "quality", *given)
+    assert code == expected
+    assert message in err
+    assert err.count("\n") == 1
