@@ -9,21 +9,25 @@ from: configuration, versions, machine, accuracy per seed and epoch.
 """
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from safetensors.torch import save_file
 
+import infsa
 from infsa.files import read_json, write_atomically, write_json
 from infsa.models import read_weights
 from infsa.models.presets import SHIPPED, shipped_weights
+from infsa.models.weights import read_data_config
+from infsa.report.training import draw_comparison
 from infsa.train import RECIPES, list_checkpoints, read_recipe
 from infsa.train import train as train_recipe
 
-MECHANISMS = {
+MECHANISMS: dict[str, dict[str, Any]] = {
     "softmax": {"model": "vit_tiny"},
     "infsa_pure": {"model": "infvit_pure_tiny"},
     "infsa_linear": {"model": "infvit_linear_tiny"},
@@ -73,6 +77,38 @@ def collect(out: Path, to: Path) -> None:
 
 
 @app.command()
+def document() -> None:
+    """Draw the curves and fill in the table of docs/training.md, from the files in results/."""
+    root = Path(__file__).parents[1]
+    files = sorted((root / "benchmarks" / "results").glob("tiny-imagenet-?.json"))
+    shards = {path.stem[-1]: read_json(path) for path in files}
+    draw_comparison(shards, root / "docs" / "images" / "tiny-imagenet.png")
+    text = (root / "docs" / "training.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition("<!-- table results -->\n")
+    after = rest[rest.index("<!-- end -->") :]
+    whole = f"{before}<!-- table results -->\n{results_table(shards)}{after}"
+    (root / "docs" / "training.md").write_text(whole, encoding="utf-8")
+
+
+def results_table(shards: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Mean and deviation of every mechanism on every shard, in Markdown."""
+    lines = ["| attention | heads | parameters |" + "".join(f" shard {shard} |" for shard in shards)]
+    lines.append("| --- | --- | --- |" + " --- |" * len(shards))
+    for name in [name for name in MECHANISMS if any(name in rows for rows in shards.values())]:
+        cells = []
+        for rows in shards.values():
+            values = [100 * run["top1"] for run in rows.get(name, [])]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.fmean(values):.1f} ± {spread:.1f} (n = {len(values)})" if values else "not run")
+        first = next(rows[name][0] for rows in shards.values() if name in rows)
+        fields = MECHANISMS[name]
+        heads = infsa.create_model(fields["model"], **fields.get("model_options", {})).num_heads
+        label = {"mean": "mean (control)"}.get(name, name)
+        lines.append(f"| {label} | {heads} | {first['parameters']:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+@app.command()
 def ship(out: Path) -> None:
     """Write the best seed of each shipped model into the package, in half precision, with the names of its classes."""
     for name, fields in MECHANISMS.items():
@@ -86,7 +122,7 @@ def ship(out: Path) -> None:
         header = {
             "format": "pt",
             "infsa": json.dumps(arguments | {"drop_path_rate": 0.0}),
-            "label_names": json.dumps(results[best]["classes"]),
+            "data": json.dumps({**read_data_config(best / "model"), "label_names": results[best]["classes"]}),
         }
         write_atomically(shipped_weights(model), lambda aside, half=half, header=header: save_file(half, aside, header))
         print(f"{model}: {best.name}, top-1 {results[best]['top1']:.2%}")

@@ -11,7 +11,7 @@ from PIL import Image
 import infsa
 from infsa.cli.app import main
 
-COMMANDS = ["demo", "info"]
+COMMANDS = ["demo", "info", "train", "evaluate", "ablate", "explain", "quality", "align"]
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -32,7 +32,7 @@ def test_info_json(monkeypatch, capsys):
     facts = json.loads(out)
     assert code == 0
     assert facts["infsa"] == infsa.__version__
-    assert facts["implementations"] == ["reference", "chunked"]
+    assert facts["implementations"][:2] == ["reference", "chunked"]
     assert facts["devices"][0].startswith("cpu")
 
 

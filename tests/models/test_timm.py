@@ -59,8 +59,8 @@ def test_create_model_is_timms():
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
     with pytest.raises(ValueError, match="unknown model 'resnet50'"):
         infsa.create_model("resnet50")
-    with pytest.raises(ValueError, match="no weights are published"):
-        infsa.create_model(TINY, pretrained=True)
+    with pytest.raises(ValueError, match="no weights are shipped for infvit_pure_24l16h_patch16_224"):
+        infsa.create_model("infvit_pure_24l16h_patch16_224", pretrained=True)
 
 
 def test_features_only():

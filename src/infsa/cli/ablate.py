@@ -86,5 +86,7 @@ def parse_grid(words: list[str]) -> dict[str, list[Any]]:
         name, equals, values = word.partition("=")
         if not (name and equals and values):
             raise typer.BadParameter(f"--grid expects name=value,value,..., got {word!r}")
+        if name in grid:
+            raise typer.BadParameter(f"--grid names {name!r} twice; give all its values at once")
         grid[name] = [parse_value(value) for value in values.split(",")]
     return grid

@@ -33,7 +33,7 @@ def evaluate(
 
     Example: infsa evaluate runs/photos/model --data folder:photos --split val --json
     """
-    from ..evaluate import load_model
+    from ..evaluate import class_names, load_model
     from ..evaluate.accuracy import evaluate_model
     from ..provenance import provenance
 
@@ -51,13 +51,16 @@ def evaluate(
     content: dict[str, Any] = {
         "model": Path(model).name,
         "data": f"{data.partition(':')[0]}:{Path(data.partition(':')[2]).name}".rstrip(":"),
-        **{name: result.as_dict() for name, result in results.items()},
+        "results": {name: result.as_dict() for name, result in results.items()},
         "made_with": provenance(place),
     }
     text = json.dumps(content, indent=2)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n", encoding="utf-8")
+    for result in results.values():
+        if note := other_names(class_names(network), result.classes):
+            typer.echo(f"note: {note}", err=as_json)
     if as_json:
         typer.echo(text)
         return
@@ -65,6 +68,19 @@ def evaluate(
     for result in results.values():
         if len(result.skipped):
             console.print(f"[yellow]note:[/] {result.skipped}")
+
+
+def other_names(model: list[str], data: list[str]) -> str:
+    """What to tell if the model's classes and those of the data set have no name in common.
+
+    Example:
+        >>> other_names(["cat", "dog"], ["car", "bus"])
+        "the model knows 'cat', ... and the data 'car', ...: they have no class in common"
+    """
+    numbers = all(name.removeprefix("class ").isdigit() for name in model) or all(name.isdigit() for name in data)
+    if numbers or set(model) & set(data):
+        return ""
+    return f"the model knows {model[0]!r}, ... and the data {data[0]!r}, ...: they have no class in common"
 
 
 def splits_of(data: str, split: str | None) -> list[str | None]:
@@ -80,7 +96,7 @@ def splits_of(data: str, split: str | None) -> list[str | None]:
     if kind == "imagenetv2":
         from ..data.folders import IMAGENET_V2
 
-        there = [name for name in IMAGENET_V2 if any(Path(path).glob(f"*{name}*"))]
+        there = [name for name, folder in IMAGENET_V2.items() if (Path(path) / folder).is_dir()]
         return sorted(there, key=lambda name: name != HEADLINE) or [None]
     if kind == "folder" and not any((Path(path) / name).is_dir() for name in ("val", "validation")):
         return [None]

@@ -16,7 +16,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @with_recipe_options
 def train(
-    recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
+    recipe: Annotated[str | None, typer.Option(help="paper, deit or tiny (the default).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest whole checkpoint in --out.")] = False,
@@ -39,6 +39,8 @@ def train(
 
     pairs = model_option or [], data_option or []
     if resume:
+        if recipe is not None or config is not None:
+            raise typer.BadParameter("--resume goes on with the recipe of the run: leave --recipe and --config out")
         saved = out / "recipe.json"
         if not saved.exists():
             raise typer.BadParameter(f"--resume: {out} holds no run")
@@ -47,14 +49,16 @@ def train(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     else:
-        chosen = choose_recipe(recipe, config, *pairs, changes)
+        chosen = choose_recipe(recipe or "tiny", config, *pairs, changes)
     console = Console(quiet=as_json)
     with Monitor(console, chosen.epochs) as monitor:
         run = train_recipe(chosen, out, resume=resume, watch=monitor)
     if not run.main:
         return
     for note in run.notes:
-        console.print(f"[yellow]note:[/] {note}")
+        typer.echo(f"note: {note}", err=as_json)
+    if run.stopped and as_json:
+        typer.echo(json.dumps({"stopped": True, "out": str(out)}))
     if run.stopped:
         console.print(f"Stopped and saved. Go on with: infsa train --resume --out {out}", soft_wrap=True)
         return

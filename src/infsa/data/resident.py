@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from .sample import ImageDataset
-from .transforms import ValTransform
+from .transforms import ValTransform, check_view
 from .views import Views, collate
 
 DRAWS = 16  # random numbers per view
@@ -92,6 +92,7 @@ class ResidentViews:
         interpolation: str = "bilinear",
         compile: bool = False,
     ) -> None:
+        check_view(seed, scale, ratio, flip, jitter, erase)
         if len(jitter) > 3 and jitter[3] > 0:
             raise ValueError(f"resident views have no hue jitter; got jitter={tuple(jitter)}")
         if interpolation not in ("bilinear", "bicubic", "nearest"):
@@ -158,13 +159,15 @@ class ResidentViews:
         return x.masked_fill(hit[:, None], 0.0)  # the mean colour
 
 
-def load_resident(dataset: ImageDataset, size: int, workers: int = 0) -> tuple[Tensor, Tensor]:
+def load_resident(
+    dataset: ImageDataset, size: int, workers: int = 0, interpolation: str = "bicubic"
+) -> tuple[Tensor, Tensor]:
     """Decode a whole data set to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop.
 
     Example:
         >>> images, labels = load_resident(Shapes(samples=1000), size=64)
     """
-    plain = Views(dataset, ValTransform(size, mean=(0, 0, 0), std=(1, 1, 1)))
+    plain = Views(dataset, ValTransform(size, mean=(0, 0, 0), std=(1, 1, 1), interpolation=interpolation))
     images = torch.empty(len(plain), 3, size, size, dtype=torch.uint8)
     labels = torch.empty(len(plain), dtype=torch.int64)
     place = 0

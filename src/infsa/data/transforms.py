@@ -71,19 +71,9 @@ class TrainTransform:
     ) -> None:
         strengths = (jitter,) * 3 if isinstance(jitter, int | float) else tuple(jitter)
         _check_size(size)
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(f"scale must be 0 < low ≤ high ≤ 1, got {scale}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f"ratio must be 0 < low ≤ high, got {ratio}")
-        for name, value in (("flip", flip), ("erase", erase)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be a probability, got {value}")
-        if len(strengths) not in (3, 4) or min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
-            raise ValueError(f"jitter must be one number, or 3 or 4 of at least 0 with a hue up to 0.5, got {jitter}")
+        check_view(seed, scale, ratio, flip, strengths, erase)
         if not 0 <= randaugment <= 10:
             raise ValueError(f"randaugment must be a magnitude from 0 to 10, got {randaugment}")
-        if seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {seed}")
         self.size, self.seed, self.scale, self.ratio = size, seed, scale, ratio
         self.flip, self.jitter, self.erase, self.randaugment = flip, strengths, erase, randaugment
         self.values, self.resampling = normalised_values(mean, std), _resampling(interpolation)
@@ -247,7 +237,44 @@ def _check_size(size: int) -> None:
         raise ValueError(f"size must be 1 pixel or more, got {size}")
 
 
-def _resampling(interpolation: str) -> Image.Resampling:
+def check_view(
+    seed: int = 0,
+    scale: tuple[float, float] = (1.0, 1.0),
+    ratio: tuple[float, float] = (1.0, 1.0),
+    flip: float = 0.0,
+    jitter: Sequence[float] = (0.0, 0.0, 0.0),
+    erase: float = 0.0,
+) -> None:
+    """Refuse what no training view can be made with; see :class:`TrainTransform`.
+
+    Example:
+        >>> check_view(flip=2)
+        Traceback (most recent call last):
+        ValueError: flip must be a probability, got 2
+    """
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {seed}")
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(f"scale must be 0 < low ≤ high ≤ 1, got {scale}")
+    if not 0 < ratio[0] <= ratio[1] < math.inf:
+        raise ValueError(f"ratio must be 0 < low ≤ high, got {ratio}")
+    for name, value in (("flip", flip), ("erase", erase)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a probability, got {value}")
+    if len(jitter) not in (3, 4) or not all(0 <= x < math.inf for x in jitter) or max((0.0, *jitter[3:])) > 0.5:
+        raise ValueError(f"jitter must be 3 or 4 numbers of at least 0 with a hue up to 0.5, got {tuple(jitter)}")
+
+
+def check_interpolation(interpolation: str) -> None:
+    """Refuse a resampling that does not exist.
+
+    Example:
+        >>> check_interpolation("bicubic")
+    """
     if interpolation not in RESAMPLING:
         raise ValueError(f"interpolation must be one of {list(RESAMPLING)}, got {interpolation!r}")
+
+
+def _resampling(interpolation: str) -> Image.Resampling:
+    check_interpolation(interpolation)
     return RESAMPLING[interpolation]

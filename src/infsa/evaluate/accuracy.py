@@ -1,7 +1,10 @@
 """Accuracy and loss of a classifier over a data set, on one process or many."""
 
+import signal
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from torch.utils.data import DataLoader, Subset
 from ..data import ImageDataset, SkipLog, ValTransform, Views, collate, open_dataset, transform_for
 from ..models import InfViT
 from .subjects import data_config
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is SLURM's notice of a time limit
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,18 @@ def validation_loader(
     views: Any = Views(dataset, transform)
     if world > 1:
         views = Subset(views, range(rank, len(views), world))
-    return DataLoader(views, batch_size=batch_size, num_workers=workers, collate_fn=collate)
+    init = outlive_signals if workers else None
+    return DataLoader(views, batch_size=batch_size, num_workers=workers, collate_fn=collate, worker_init_fn=init)
+
+
+def outlive_signals(worker: int) -> None:
+    """Make a reading process ignore requests to stop: they are for the one that trains, which needs its last batch.
+
+    Example:
+        >>> DataLoader(views, num_workers=2, worker_init_fn=outlive_signals)
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @torch.no_grad()
@@ -105,14 +121,15 @@ def measure_accuracy(
     batches: Iterable[Any],
     classes: Sequence[str],
     device: torch.device | str = "cpu",
-    progress: Callable[[int], None] | None = None,
     rounds: int | None = None,
+    blank: Tensor | None = None,
 ) -> Accuracy:
     """Top-1, top-5, cross entropy and per-class accuracy of a model over batches that start with images and labels.
 
     With an initialised process group every rank brings its own batches and all get the joint result; ``rounds`` is
     then the number of forward passes that each must make (sharded models need equal numbers), the missing ones being
-    made on repeated images that do not count.
+    made on the last images again, or on ``blank`` if there were none; these do not count. Where batches bring names, a
+    name counts once: the stand-in of an image that could not be read does not.
 
     Example:
         >>> result = measure_accuracy(model.eval(), loader, dataset.classes)
@@ -120,16 +137,21 @@ def measure_accuracy(
     """
     count = len(classes)
     sums = torch.zeros(2 * count + 2, dtype=torch.float64, device=device)  # hits, images, top-5 hits, loss
-    done, last = 0, None
-    for images, labels, *_ in batches:
-        last = images.to(device, non_blocking=True)
-        sums += _sums(model(last), labels.to(device, non_blocking=True), count)
+    done, seen = 0, set[str]()
+    for images, labels, *rest in batches:
+        blank = images = images.to(device, non_blocking=True)
+        logits = model(images)
+        labels = labels.to(device, non_blocking=True)
+        names = rest[1] if len(rest) > 1 else []
+        first = [name not in seen and not seen.add(name) for name in names]  # type: ignore[func-returns-value]
+        if not all(first):
+            chosen = torch.tensor(first, device=device)
+            logits, labels = logits[chosen], labels[chosen]
+        sums += _sums(logits, labels, count)
         done += 1
-        if progress is not None:
-            progress(len(labels))
-    if rounds is not None and last is not None:
-        for _ in range(rounds - done):
-            model(last)
+    if blank is not None:
+        for _ in range((rounds or 0) - done):
+            model(blank.to(device))
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
     hits, counts, rest = sums.split([count, count, 2])
@@ -173,10 +195,26 @@ def evaluate_model(
     options: dict[str, Any] = {"size": config["input_size"][-1]} if data == "shapes" else {}
     if data == "shapes":
         options["classes"] = model.num_classes
-    dataset = open_dataset(data, split, **options)
+    with tempfile.TemporaryDirectory() as folder:  # where the reading processes note what they cannot read
+        log = SkipLog(Path(folder) / "skipped.jsonl")
+        if data != "shapes":
+            options["skipped"] = log
+        dataset = open_dataset(data, split, **options)
+        found = _evaluated(model, dataset, config, crop_pct, batch_size, workers, progress)
+        return replace(found, skipped=SkipLog.read(Path(folder) / "skipped.jsonl"))
+
+
+def _evaluated(
+    model: InfViT,
+    dataset: ImageDataset,
+    config: dict[str, Any],
+    crop_pct: float | None,
+    batch_size: int,
+    workers: int,
+    progress: Callable[[Any], Iterable[Any]],
+) -> Accuracy:
     transform = transform_for(config, train=False, **({} if crop_pct is None else {"crop_pct": crop_pct}))
     assert isinstance(transform, ValTransform)
     loader = validation_loader(dataset, transform, batch_size, workers)
     device = next(model.parameters()).device
-    found = measure_accuracy(model.eval(), progress(loader), dataset.classes, device)
-    return replace(found, skipped=getattr(dataset, "skipped", SkipLog()))
+    return measure_accuracy(model.eval(), progress(loader), dataset.classes, device)

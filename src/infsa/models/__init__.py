@@ -8,7 +8,7 @@ import timm
 from . import presets
 from .infvit import InfViT
 from .maps import attention_maps
-from .weights import check_same_model, load_weights, name_classes, read_label_names, read_weights, save_weights
+from .weights import check_same_model, describe_data, load_weights, read_data_config, read_weights, save_weights
 
 FITTED = ("num_classes", "img_size")  # arguments that shipped weights are fitted to
 
@@ -62,5 +62,5 @@ def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any
     saved.pop("architecture", None)
     model: InfViT = timm.create_model(name, **{**saved, **kwargs})  # type: ignore[assignment]
     load_weights(model, pretrained)
-    name_classes(model, read_label_names(pretrained))
+    describe_data(model, **read_data_config(pretrained))
     return model

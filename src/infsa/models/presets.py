@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .infvit import InfViT
 from .positions import resize_table
-from .weights import read_label_names
+from .weights import read_data_config
 
 
 def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
@@ -74,16 +74,20 @@ def shipped_weights(name: str) -> Path | None:
 
 
 def _shipped_config(file: Path) -> dict[str, Any]:
-    labels = read_label_names(file) or []
-    return {"file": str(file), "num_classes": len(labels), "label_names": labels}
+    data = read_data_config(file)
+    return {**data, "file": str(file), "num_classes": len(data["label_names"])}
 
 
 def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: Any) -> InfViT:
     out_indices = overrides.pop("out_indices", 3)
     file = shipped_weights(name)
-    if pretrained and file is not None and not overrides.get("pretrained_cfg_overlay"):
+    given = overrides.get("pretrained_cfg") or overrides.get("pretrained_cfg_overlay")
+    if pretrained and file is not None and not given:
         config = _shipped_config(file)
-        overrides = {"num_classes": config["num_classes"], **overrides, "pretrained_cfg_overlay": config}
+        overrides = {"num_classes": config["num_classes"], **overrides}
+        if overrides["num_classes"] != config["num_classes"]:
+            config["label_names"] = None  # the classifier starts anew
+        overrides["pretrained_cfg_overlay"] = config
     options = {**preset, **overrides, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
     if not pretrained:
         return build_model_with_cfg(InfViT, name, False, **options)

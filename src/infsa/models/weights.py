@@ -22,6 +22,7 @@ from .options import WITH_DECAY
 WEIGHTS = "model.safetensors"
 DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # of models built without a name: every argument is saved
 ORIGIN = ("file", "url", "source", "hf_hub_id", "hf_hub_filename", "state_dict")  # where weights once came from
+DATA = ("label_names", "mean", "std", "crop_pct", "interpolation")  # of timm's data configuration, kept with weights
 FREE = {  # arguments that may differ between saving and loading
     "dynamic_img_size", "dynamic_img_pad", "mlp_chunk", "drop_rate", "proj_drop_rate", "attn_drop_rate",
     "drop_path_rate", "attention_grid",
@@ -56,17 +57,16 @@ def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
     return weights, json.loads(metadata.get("infsa", "{}"))
 
 
-def read_label_names(path: str | Path) -> list[str] | None:
-    """The names of the classes stored with weights, if any."""
+def read_data_config(path: str | Path) -> dict[str, Any]:
+    """What weights say of their data: names of the classes, colours, how images are cropped and resampled."""
     with safe_open(weight_file(path), framework="pt") as handle:
-        return json.loads((handle.metadata() or {}).get("label_names", "null"))
+        return json.loads((handle.metadata() or {}).get("data", "{}"))
 
 
-def name_classes(model: nn.Module, names: list[str] | None) -> None:
-    """Give the classes of a model their names, where timm and Hugging Face look for them; None leaves it as it is."""
-    if names is not None:
-        config: Any = model.pretrained_cfg
-        config["label_names"] = list(names)
+def describe_data(model: nn.Module, **facts: Any) -> None:
+    """Write facts about the data of a model where timm looks for them: any of ``DATA``."""
+    config: Any = model.pretrained_cfg
+    config |= {name: value for name, value in facts.items() if name in DATA}
 
 
 def plain(value: Any) -> Any:
@@ -129,9 +129,8 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         staged = Path(scratch)
         identity = arguments | ({"architecture": data["architecture"]} if "architecture" in data else {})
-        header = {"format": "pt", "infsa": json.dumps(identity)}
-        if data.get("label_names"):
-            header["label_names"] = json.dumps(data["label_names"])
+        described = {name: data[name] for name in DATA if data.get(name) is not None}
+        header = {"format": "pt", "infsa": json.dumps(identity), "data": json.dumps(described)}
         save_file(state, staged / WEIGHTS, metadata=header)
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "README.md").write_text(model_card(model, config))

@@ -1,7 +1,7 @@
 """Attention operators on (B, H, N, d) tensors. Torch only."""
 
 from .decode import PureDecodeState
-from .linear import Pooled, central_pool, linear_attention, linear_weights, spread
+from .linear import Pooled, central_pool, linear_attention, linear_weights, projected_pool, spread
 from .pure import pure_attention, pure_weights
 from .state import LinearState, energies, key_scores
 
@@ -14,6 +14,7 @@ __all__ = [
     "key_scores",
     "linear_attention",
     "linear_weights",
+    "projected_pool",
     "pure_attention",
     "pure_weights",
     "spread",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import library, reference
 from .masking import resolve_token_masks, zero_masked
+from .triton.support import pool_limit
 from .validate import (
     accumulation_dtype,
     cast_output,
@@ -14,6 +15,7 @@ from .validate import (
     check_attention_inputs,
     check_count,
     check_eps,
+    check_token_mask,
     choose_implementation,
     decay_per_head,
     shape_of,
@@ -102,7 +104,7 @@ def central_pool(
     check_attention_inputs(q, k)
     if values.dim() != 4 or values.shape[1] not in (1, q.shape[1]) or values.shape[2] != k.shape[2]:
         raise ValueError(f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}")
-    impl = choose_implementation(impl)
+    impl = choose_implementation(impl, q, "takes tokens before their projection: use infsa.ops.projected_pool")
     _check(q, k, activation, iterations, queries, causal, chunk_size, eps)
     key_mask, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
     tied = q is k and query_mask is key_mask
@@ -135,6 +137,91 @@ def central_pool(
         central = _mean(vectors, total, eps)
     total, signed, vectors = library.linear_score_sums(central, k, values, activation)
     return Pooled(_mean(vectors, total, eps), signed / (total + eps), blocks)
+
+
+def projected_pool(
+    x: Tensor,
+    num_heads: int,
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None] | None = None,
+    *,
+    activation: str = "relu",
+    key_mask: Tensor | None = None,
+    iterations: int = 1,
+    queries: int = 1,
+    causal: Causal = None,
+    chunk_size: int | None = None,
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> Pooled:
+    """Pool x (B, N, D) by the centrality of its own queries and keys, of which the kernels write neither.
+
+    ``query`` and ``key`` are the weight (D, D) and bias (D,) or None of a projection; without ``key`` the keys are the
+    queries. Equal to projecting, splitting heads and :func:`central_pool` with x as the values.
+
+    Example:
+        >>> layer = torch.nn.Linear(512, 512)
+        >>> infsa.ops.projected_pool(torch.randn(1, 4096, 512), 8, (layer.weight, layer.bias)).mean.shape
+        torch.Size([1, 8, 1, 512])
+    """
+    check_count(num_heads, "num_heads")
+    if x.dim() != 3 or query[0].shape[1:] != x.shape[2:] or query[0].shape[0] % num_heads:
+        raise ValueError(
+            f"x must be (B, N, D) and the query weight (H d, D) with H = {num_heads}, "
+            f"got {shape_of(x)} and {shape_of(query[0])}"
+        )
+    check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    width = query[0].shape[0] // num_heads
+    impl = choose_implementation(impl, x, pool_limit(x, width, iterations, queries, causal))
+    if key_mask is not None:
+        x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+    if impl == "triton":
+        check_activation(activation)
+        check_eps(eps)
+        return _pool_by_kernels(x, num_heads, query, key or query, activation, key_mask, eps)
+    q = _project(x, query, num_heads)
+    return central_pool(
+        q,
+        q if key is None else _project(x, key, num_heads),
+        x.unsqueeze(1),
+        activation=activation,
+        key_mask=key_mask,
+        iterations=iterations,
+        queries=queries,
+        causal=causal,
+        chunk_size=chunk_size,
+        eps=eps,
+        impl=impl,
+    )
+
+
+def _project(x: Tensor, projection: tuple[Tensor, Tensor | None], num_heads: int) -> Tensor:
+    return torch.nn.functional.linear(x, *projection).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _pool_by_kernels(
+    x: Tensor,
+    heads: int,
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None],
+    activation: str,
+    mask: Tensor | None,
+    eps: float,
+) -> Pooled:
+    """Σ a x by the Triton kernels: the scores come from x too, S_j = φ((W_Kᵀ q̄) · x_j + q̄ · b_K)."""
+    from .triton.register_linear import energy_sums, score_sums
+
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    x, (weight, bias) = x.to(dtype), (None if y is None else y.to(dtype) for y in query)
+    with torch.autocast(device, enabled=False):
+        total, vectors = energy_sums(x, weight, bias, mask, heads)
+        central = _mean(vectors, total, eps)  # (B, H, d)
+        weight, bias = key
+        u = torch.einsum("bhd,hdc->bhc", central, weight.float().unflatten(0, (heads, -1)))
+        offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
+        absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
+        return Pooled(_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
 
 
 def _reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import library, reference
 from .masking import resolve_token_masks, zero_masked
+from .triton.support import pure_limit
 from .validate import (
     cast_output,
     check_activation,
@@ -90,9 +91,10 @@ def pure_attention(
         hops: K returns Σ_{t=1..K} (γÂ)^t v; ``math.inf`` solves (I − γÂ) Z = γÂ v. 1 is the paper's layer.
         eps: ε.
         dropout_p: dropout on Â, applied whenever it is > 0; only with ``hops=1``.
-        impl: ``"reference"`` (dense, N² memory), ``"chunked"`` (memory linear in N, no double backward) or
-            ``"auto"``: chunked; the reference for export, ``torch.func``, forward-mode derivatives, and
-            ``hops=inf`` up to 512 tokens.
+        impl: ``"reference"`` (dense, N² memory), ``"chunked"`` (memory linear in N, no double backward),
+            ``"triton"`` (the same in GPU kernels; no ``attn_mask``, dropout, ``hops=inf`` or float64, widths up to
+            128) or ``"auto"``: triton on a CUDA device for what it takes, else chunked; the reference for export,
+            ``torch.func``, forward-mode derivatives, and ``hops=inf`` up to 512 tokens.
 
     Returns:
         (B, H, Nq, dv), in the type of q. Sums are kept in float32 (float64 for float64 input).
@@ -104,13 +106,14 @@ def pure_attention(
     """
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
-    impl = _choose(impl, q, k, hops)
+    check_hops(hops)
     check_dropout(dropout_p)
     if dropout_p > 0 and hops != 1:
         raise ValueError(f"dropout_p={dropout_p!r} needs hops=1, got hops={hops!r}")
     causal, attn_mask, key_mask, query_mask = _prepare(
         q, k, attn_mask, key_mask, query_mask, activation, is_causal, eps
     )
+    impl = _choose(impl, q, k, hops, pure_limit(q, v, attn_mask, hops, dropout_p))
     q, k, v = zero_masked(q, query_mask), zero_masked(k, key_mask), zero_masked(v, key_mask)
     if attn_mask is None or not attn_mask.is_floating_point():
         key_mask = query_mask = None  # zeroed tokens have no edges unless an additive mask adds them
@@ -130,6 +133,8 @@ def pure_attention(
             weights = torch.dropout(weights, dropout_p, train=True)
         return cast_output(reference.pure_diffusion(weights, v, decay, hops, prefix), q.dtype)
 
+    if impl == "triton":
+        return _by_kernels(q, k, v, decay, activation, causal == "yes", eps, int(hops))
     masks = (key_mask, query_mask, attn_mask)
     if hops == math.inf:
         z, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, eps)
@@ -142,14 +147,25 @@ def pure_attention(
     return cast_output(decay * z, q.dtype)
 
 
-def _choose(impl: str, q: Tensor, k: Tensor, hops: float) -> str:
-    """Check ``hops`` and resolve ``impl``."""
-    check_hops(hops)
+def _choose(impl: str, q: Tensor, k: Tensor, hops: float, limit: str | None) -> str:
+    """Resolve ``impl``; ``limit`` says why the Triton kernels cannot do this call."""
     if hops != 1 and q.shape[2] != k.shape[2]:
         raise ValueError(f"hops={hops!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    chosen = choose_implementation(impl)
+    chosen = choose_implementation(impl, q, limit)
     small = impl == "auto" and chosen == "chunked" and hops == math.inf and q.shape[2] <= DENSE_SOLVE
     return "reference" if small else chosen
+
+
+def _by_kernels(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, activation: str, is_causal: bool, eps: float, hops: int
+) -> Tensor:
+    """Z by the Triton kernels, which multiply by γ themselves."""
+    from .triton.register import pure
+
+    z, _ = pure(q, k, v, decay, activation, is_causal, eps)
+    for _ in range(hops - 1):
+        z, _ = pure(q, k, v + z, decay, activation, is_causal, eps)
+    return z
 
 
 def pure_weights(

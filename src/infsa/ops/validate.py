@@ -1,6 +1,8 @@
 """Checks on what users pass in: each failure is one line that names the value and what would be accepted."""
 
 import math
+import os
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -11,7 +13,9 @@ from .activation import ACTIVATIONS
 
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
-AVAILABLE: tuple[str, ...] = ("reference", "chunked")
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
+AVAILABLE: tuple[str, ...] = ("reference", "chunked", "triton") if HAS_TRITON else ("reference", "chunked")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -141,11 +145,17 @@ def check_impl(impl: str) -> None:
         raise ValueError(f"impl={impl!r} is not available here; available: {list(AVAILABLE)}")
 
 
-def choose_implementation(impl: str) -> str:
-    """Resolve ``impl``; an explicit choice is honoured or refused, never replaced.
+@torch.compiler.assume_constant_result
+def _kernels_run_on(kind: str, index: int | None) -> bool:
+    """Whether a device can run the Triton kernels; the compiler takes the answer as it is when it traces."""
+    return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8
 
-    Export, forward-mode derivatives and ``torch.func`` need plain tensor operations: there ``"auto"`` takes the
-    reference path (N² memory).
+
+def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
+    """Resolve ``impl`` for tensors like ``like``; an explicit choice is honoured or refused, never replaced.
+
+    ``limit`` says why the Triton kernels cannot do this call, None if they can. Export, forward-mode derivatives and
+    ``torch.func`` need plain tensor operations: there ``"auto"`` takes the reference path (N² memory).
     """
     check_impl(impl)
     transformed = not torch.compiler.is_compiling() and (
@@ -153,9 +163,16 @@ def choose_implementation(impl: str) -> str:
     )
     if impl == "auto":
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        return "reference" if exporting or transformed else "chunked"
+        if exporting or transformed:
+            return "reference"
+        return "triton" if limit is None and _kernels_run_on(like.device.type, like.device.index) else "chunked"
     if impl != "reference" and transformed:
         raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")
+    if impl == "triton":
+        if not (like.device.type == "cuda" or INTERPRETED):
+            raise ValueError(f"impl='triton' needs tensors on a CUDA device, got {like.device}")
+        if limit is not None:
+            raise ValueError(f"impl='triton' {limit}")
     return impl
 
 

@@ -1,6 +1,7 @@
 """Ablations: a grid of recipes, several seeds each, every run resumable, one table at the end."""
 
 import itertools
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,8 +18,9 @@ from ..nn.peers.registry import ATTENTIONS, attention_options
 from ..provenance import provenance
 from .checkpoint import list_checkpoints
 from .feed import open_splits
-from .fit import train
+from .fit import check_same_run, machine_options, train
 from .latency import measure_latency
+from .module import build_model
 from .recipe import Recipe
 
 Grid = dict[str, list[Any]]
@@ -64,7 +66,13 @@ class Study:
             raise ValueError("the grid has no point")
         object.__setattr__(self, "points", points)
         for point in points:
-            vary(self.recipe, point).check()
+            recipe = vary(self.recipe, point)
+            recipe.check()
+            try:
+                with torch.device("meta"):
+                    build_model(recipe, classes=2)
+            except TypeError as error:
+                raise ValueError(f"{point_name(point)}: {error}") from error
 
 
 def vary(recipe: Recipe, point: Point) -> Recipe:
@@ -74,7 +82,7 @@ def vary(recipe: Recipe, point: Point) -> Recipe:
         >>> vary(RECIPES["tiny"], {"gamma": 0.3, "iterations": 2, "lr": 1e-4}).model_options
         {'gamma': 0.3, 'attention_options': {'iterations': 2}}
     """
-    known = {f.name for f in fields(Recipe)}
+    known = {f.name for f in fields(Recipe)} - {"seed"}
     changes: dict[str, Any] = {}
     options = dict(recipe.model_options)
     arguments = InfViT.__init__.__code__.co_varnames[1 : InfViT.__init__.__code__.co_argcount]
@@ -88,7 +96,9 @@ def vary(recipe: Recipe, point: Point) -> Recipe:
         elif name in own:
             options["attention_options"] = {**options.get("attention_options", {}), name: value}
         else:
-            raise ValueError(f"{word!r} is neither a field of the recipe nor an argument of the model or its attention")
+            raise ValueError(
+                f"{word!r} is neither a field of the recipe (the seed aside) nor an argument of the model or attention"
+            )
     return replace(recipe.override(changes), model_options=options)
 
 
@@ -124,23 +134,27 @@ def run_study(study: Study, out: str | Path, tell: Callable[[str], None] = print
     Example:
         >>> summary = run_study(Study(RECIPES["tiny"], seeds=1), "runs/ablation")
     """
-    out = Path(out)
-    rows = []
+    out, rows = Path(out), []
+    main = int(os.environ.get("RANK", "0")) == 0
+    seeds = range(study.recipe.seed, study.recipe.seed + study.seeds)
+    _check_data(study)
     for point in study.points:
         name = point_name(point)
-        runs = [_run(study, point, seed, out / name / f"seed-{seed}", tell) for seed in range(study.seeds)]
+        runs = [_run(study, point, seed, out / name / f"seed-{seed}", tell) for seed in seeds]
         if any(run is None for run in runs):
             tell("stopped; the same command goes on from here")
             return {}
         values = [_numbers(run) for run in runs if run is not None]
-        if study.quality_images:
+        if study.quality_images and main:
             tell(f"{name}: measuring the maps")
-            for seed, numbers in enumerate(values):
+            for seed, numbers in zip(seeds, values, strict=True):
                 folder = out / name / f"seed-{seed}"
-                numbers |= _kept(folder / "quality.json", partial(_quality, study, point, folder))
+                settings = {"images": study.quality_images}
+                numbers |= _kept(folder / "quality.json", settings, partial(_quality, study, point, folder))
         row = {"point": point, "seeds": values, **summarise(values)}
-        if study.timed:
-            row["latency"] = _kept(out / name / "latency.json", partial(_latency, study, point, runs))
+        if study.timed and main:
+            settings = {"batch": study.latency_batch, "warmups": study.warmups, "timed": study.timed}
+            row["latency"] = _kept(out / name / "latency.json", settings, partial(_latency, study, point, runs))
         rows.append(row)
     summary = {
         "recipe": study.recipe.as_dict(),
@@ -148,15 +162,30 @@ def run_study(study: Study, out: str | Path, tell: Callable[[str], None] = print
         "rows": rows,
         "made_with": runs[0]["made_with"] if runs[0] else provenance(),
     }
-    write_json(summary, out / "ablation.json")
+    if main:
+        write_json(summary, out / "ablation.json")
     return summary
+
+
+def _check_data(study: Study) -> None:
+    """Refuse, before anything is trained, a point whose data cannot be opened or whose batches do not fit."""
+    opened: dict[str, int] = {}
+    for point in study.points:
+        recipe = vary(study.recipe, point)
+        key = str((recipe.data, recipe.val_data, recipe.data_options, recipe.size))
+        if key not in opened:
+            opened[key] = len(open_splits(recipe)[0])
+        options = machine_options(recipe)
+        recipe.check_batches(opened[key], options["devices"] * options["num_nodes"])
 
 
 def _run(study: Study, point: Point, seed: int, folder: Path, tell: Callable[[str], None]) -> dict[str, Any] | None:
     """The result of one run, trained now or before; None if it was stopped by a signal."""
-    if (folder / "result.json").exists():
-        return read_json(folder / "result.json")
     recipe = replace(vary(study.recipe, point), seed=seed)
+    if (folder / "result.json").exists():
+        result = read_json(folder / "result.json")
+        check_same_run(recipe, result["recipe"])
+        return result
     resume = bool(list_checkpoints(folder / "checkpoints"))
     tell(f"{point_name(point)}, seed {seed}: {'going on' if resume else 'training'}")
     run = train(recipe, folder, resume=resume)
@@ -164,6 +193,8 @@ def _run(study: Study, point: Point, seed: int, folder: Path, tell: Callable[[st
         tell(note)
     if run.stopped:
         return None
+    if not run.main:
+        return read_json(folder / "result.json")
     tell(f"{point_name(point)}, seed {seed}: top-1 {run.result['top1']:.2%} after {run.result['seconds']:.0f} s")
     return run.result
 
@@ -206,11 +237,11 @@ def _quality(study: Study, point: Point, folder: Path) -> dict[str, float]:
     return numbers
 
 
-def _kept(path: Path, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """A small result that is computed once and kept beside the runs."""
-    if not path.exists():
-        write_json(compute(), path)
-    return read_json(path)
+def _kept(path: Path, settings: dict[str, Any], compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """A small result that is computed once for its settings and kept beside the runs."""
+    if not path.exists() or read_json(path)["settings"] != settings:
+        write_json({"settings": settings, "found": compute()}, path)
+    return read_json(path)["found"]
 
 
 def summarise(values: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:

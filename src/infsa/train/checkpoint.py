@@ -42,7 +42,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Tensors, facts: dict[str,
     path = folder / f"step-{step:08d}.safetensors"
     header = {"facts": text, "digest": _digest(whole, text)}
     write_atomically(path, lambda aside: save_file(whole, aside, header))
-    for old in list_checkpoints(folder)[keep:]:
+    for old in [other for other in list_checkpoints(folder) if other <= path][keep:]:  # later ones are damaged
         old.unlink()
     return path
 

@@ -1,6 +1,7 @@
 """What a run reads: training batches as one stream from any step on, and the validation set."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import timm.data
@@ -11,27 +12,29 @@ from torch.utils.data import DataLoader, Dataset
 from ..data import ImageDataset, SkipLog, TrainTransform, ValTransform, open_dataset
 from ..data.order import Order
 from ..data.resident import ResidentViews, load_resident
-from ..evaluate.accuracy import validation_loader
+from ..evaluate.accuracy import outlive_signals, validation_loader
 from .recipe import Recipe
 
 Pair = tuple[Tensor, Tensor]  # images, labels
 
 
-def open_splits(recipe: Recipe, skipped: SkipLog | None = None) -> tuple[ImageDataset, ImageDataset]:
+def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset, ImageDataset]:
     """The training and the validation set of a recipe, or one line that says why there is none.
+
+    With a folder for ``logs``, each notes the images that it could not read there, for all its worker processes.
 
     Example:
         >>> train, val = open_splits(RECIPES["tiny"])
     """
     options = dict(recipe.data_options)
-    if recipe.data == "shapes":
-        options.setdefault("size", recipe.size)
-    elif skipped is not None:
-        options.setdefault("skipped", skipped)
-    train = open_dataset(recipe.data, split="train", **options)
-    if not recipe.val_data and "length" in options:
-        options["length"] = max(len(train.classes), options["length"] // 10)
-    val = open_dataset(recipe.val_data or recipe.data, split="val", **options)
+    try:
+        train = open_dataset(recipe.data, split="train", **options, **_given(recipe.data, recipe, logs, "train"))
+        if not recipe.val_data and "length" in options:
+            options["length"] = max(len(train.classes), options["length"] // 4)
+        val_data = recipe.val_data or recipe.data
+        val = open_dataset(val_data, split="val", **options, **_given(val_data, recipe, logs, "val"))
+    except TypeError as error:
+        raise ValueError(f"{error}; data_options are {recipe.data_options}") from error
     if train.classes != val.classes:
         missing = sorted(set(train.classes) ^ set(val.classes))[:3]
         raise ValueError(
@@ -39,6 +42,23 @@ def open_splits(recipe: Recipe, skipped: SkipLog | None = None) -> tuple[ImageDa
             f"such as {missing}"
         )
     return train, val
+
+
+def skip_log(logs: Path, split: str) -> Path:
+    """The file in which a run notes the images of a split that it could not read.
+
+    Example:
+        >>> skip_log(Path("runs/photos"), "train")
+        PosixPath('runs/photos/skipped-train.jsonl')
+    """
+    return logs / f"skipped-{split}.jsonl"
+
+
+def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str, Any]:
+    """What the run itself tells a data set."""
+    if data == "shapes":
+        return {} if "size" in recipe.data_options else {"size": recipe.size}
+    return {} if logs is None or "skipped" in recipe.data_options else {"skipped": SkipLog(skip_log(logs, split))}
 
 
 class KeyedViews(Dataset[tuple[Tensor, int]]):
@@ -131,11 +151,12 @@ class Feed:
         workers = recipe.workers
         self.val: Iterable[Any] = validation_loader(val, transform, 128, workers, order.rank, order.world)
         if recipe.loader == "resident":
-            pixels, labels = load_resident(train, recipe.size, workers)
+            pixels, labels = load_resident(train, recipe.size, workers, recipe.interpolation)
             self.resident = ResidentViews(pixels.to(device), labels.to(device), compile=recipe.compile, **views)
             self.val = [(batch[0].to(device), batch[1].to(device)) for batch in self.val]
         else:
             self.views = KeyedViews(train, TrainTransform(recipe.size, randaugment=recipe.randaugment, **views))
+        self.blank = torch.zeros(1, 3, recipe.size, recipe.size)
         longest = -(-len(val) // order.world)
         self.rounds = -(-longest // 128)  # forward passes of the rank with most images
 
@@ -145,4 +166,7 @@ class Feed:
             return ResidentStream(self.resident, self.order, start, end)
         keys: Sequence[Any] | Any = Keys(self.order, start, end)
         pin = self.device.type == "cuda"
-        return DataLoader(self.views, batch_sampler=keys, num_workers=self.recipe.workers, pin_memory=pin)
+        workers = self.recipe.workers
+        return DataLoader(
+            self.views, batch_sampler=keys, num_workers=workers, pin_memory=pin, worker_init_fn=outlive_signals
+        )

@@ -18,10 +18,10 @@ from ..data import SkipLog
 from ..data.order import Order
 from ..files import write_json
 from ..models import save_weights
-from ..models.weights import name_classes
+from ..models.weights import describe_data
 from ..provenance import provenance
 from .checkpoint import list_checkpoints, newest_checkpoint
-from .feed import Feed, open_splits
+from .feed import Feed, open_splits, skip_log
 from .module import Classifier, build_model
 from .recipe import Recipe
 from .record import Record, Watcher
@@ -62,19 +62,24 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
     recipe.check()
     notes: list[str] = []
     saved = None
-    if resume:
+    if resume and (out / "recipe.json").exists() and not list_checkpoints(out / "checkpoints"):
+        notes.append("there is no checkpoint yet: starting at step 0")
+    elif resume:
         path, tensors, facts, damage = newest_checkpoint(out / "checkpoints")
         check_same_run(recipe, facts["recipe"])
         notes += [f"{line}; going on from {path.name}" for line in damage]
         saved = tensors, facts
     elif list_checkpoints(out / "checkpoints"):
         raise ValueError(f"{out} already holds a run: resume it, or choose another folder")
-    train_set, val_set = open_splits(recipe, SkipLog(out / "skipped.jsonl"))
+    train_set, val_set = open_splits(recipe, out)
     options = machine_options(recipe)
     recipe.check_batches(len(train_set), options["devices"] * options["num_nodes"])
     per_epoch = len(train_set) // recipe.batch_size
     start, total = saved[1]["step"] if saved else 0, recipe.epochs * per_epoch
-    module = Classifier(recipe, len(train_set.classes), per_epoch)
+    try:
+        module = Classifier(recipe, len(train_set.classes), per_epoch)
+    except TypeError as error:
+        raise ValueError(f"model_options do not fit {recipe.model}: {error}") from error
 
     with quiet_lightning():
         trainer = L.Trainer(**options)
@@ -87,11 +92,13 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
         trainer.callbacks.append(record)  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
         if start < total:
             trainer.fit(module, feed.training(start, total))
-    skips = SkipLog.read(out / "skipped.jsonl")
-    notes += [str(skips)] if len(skips) else []
+    for split in ("train", "val"):
+        skips = SkipLog.read(skip_log(out, split))
+        notes += [f"{split}: {skips}"] if len(skips) else []
     result = {}
     if trainer.is_global_zero and not record.stopped:
         result = export(recipe, out, train_set.classes, trainer.strategy.root_device)
+    trainer.strategy.barrier()  # the others may read what was exported
     return Run(out, result, record.stopped, notes, trainer.is_global_zero)
 
 
@@ -181,7 +188,9 @@ def export(recipe: Recipe, out: Path, classes: list[str], device: torch.device) 
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
     model.load_state_dict(state)
-    name_classes(model, classes)
+    describe_data(
+        model, label_names=classes, crop_pct=recipe.size / recipe.val_resize, interpolation=recipe.interpolation
+    )
     save_weights(model, out / "model")
     result = {
         **{name: facts["history"][-1][name] for name in ("top1", "top5", "val_loss")},

@@ -57,7 +57,9 @@ class Classifier(L.LightningModule):
         """timm's optimiser; biases, norms, tokens and positions are not decayed."""
         recipe = self.recipe
         takes = inspect.signature(get_optimizer_class(recipe.optimizer, bind_defaults=False)).parameters
-        options: dict[str, Any] = {"betas": (0.9, recipe.beta2)} if "betas" in takes else {}
+        default = takes["betas"].default if "betas" in takes else None
+        two = isinstance(default, tuple) and len(default) == 2
+        options: dict[str, Any] = {"betas": (0.9, recipe.beta2)} if two else {}
         if recipe.optimizer == "adamw" and self.device.type == "cuda":
             options["fused"] = True
         return create_optimizer_v2(

@@ -10,6 +10,7 @@ import math
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -85,6 +86,8 @@ class Recipe:
     def override(self, changes: dict[str, Any]) -> "Recipe":
         """This recipe with some fields changed; strings are read as the field's type.
 
+        Another kind of data set drops the options of the one before.
+
         Example:
             >>> RECIPES["paper"].override({"batch_size": "128", "jitter": "0.4,0.4,0.4"}).jitter
             (0.4, 0.4, 0.4)
@@ -93,7 +96,10 @@ class Recipe:
         for name in changes:
             if name not in hints:
                 raise ValueError(f"unknown field {name!r} of a recipe; known are {', '.join(hints)}")
-        return dataclasses.replace(self, **{name: _read(name, value, hints[name]) for name, value in changes.items()})
+        read = {name: _read(name, value, hints[name]) for name, value in changes.items()}
+        if _kind(read.get("data", self.data)) != _kind(self.data):
+            read.setdefault("data_options", {})
+        return dataclasses.replace(self, **read)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain data, for JSON.
@@ -114,15 +120,20 @@ class Recipe:
         """
         import timm.optim  # slow to load, and `infsa --help` reads this file
 
+        from ..data.transforms import check_interpolation, check_view
         from ..models import list_models
 
         if self.model not in list_models():
             raise ValueError(f"unknown model {self.model!r}; known are {', '.join(list_models())}")
         if self.optimizer not in timm.optim.list_optimizers():
             raise ValueError(f"unknown optimizer {self.optimizer!r}; timm.optim.list_optimizers() names them")
+        if self.optimizer.startswith(UNSUPPORTED):
+            raise ValueError(f"optimizer {self.optimizer!r} is not supported: it needs more than a step after backward")
         for name, low in LEAST.items():
-            if not getattr(self, name) >= low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+            if not low <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least {low} and finite, got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {self.seed}")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if not (low <= value <= high if name in CLOSED else low <= value < high):
@@ -131,6 +142,11 @@ class Recipe:
                 )
         if not 0 < self.crop_min <= 1:
             raise ValueError(f"crop_min must lie in (0, 1], got {self.crop_min}")
+        check_view(seed=self.seed, jitter=self.jitter)
+        check_interpolation(self.interpolation)
+        for name, field in (("num_classes", "data"), ("img_size", "size"), ("drop_path_rate", "drop_path")):
+            if name in self.model_options:
+                raise ValueError(f"model_options may not set {name}: it follows from the recipe's field {field!r}")
         if self.val_resize < self.size:
             raise ValueError(f"val_resize must be at least the size {self.size}, got {self.val_resize}")
         if self.warmup_epochs >= self.epochs:
@@ -189,6 +205,7 @@ RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
     "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10),
 }  # fmt: skip
+UNSUPPORTED = ("adahessian", "bnb", "fused", "kron")  # second derivatives, further packages, lists as states
 CLOSED = {"mix_prob", "flip", "erase", "randaugment"}
 
 WEIGHT_DECAYS = (1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2)  # the range that the paper sweeps
@@ -202,10 +219,11 @@ RECIPES = {
         weight_decay=0.05, label_smoothing=0.1, mixup=0.8, cutmix=1.0, drop_path=0.1, erase=0.25, randaugment=9,
         jitter=(0.3, 0.3, 0.3), val_resize=256, precision="bf16-mixed", ema=0.9999, workers=8,
     ),
-    # 64 px at patch 8, images kept on the device
+    # 64 px at patch 8, images kept on the device; minutes on a CPU with the generated shapes
     "tiny": Recipe(
-        epochs=20, batch_size=64, lr=1e-3, warmup_epochs=1, weight_decay=0.05, beta2=0.98, clip_norm=1.0, size=64,
-        val_resize=64, crop_min=0.35, jitter=(0.3, 0.3, 0.3), loader="resident",
+        data_options={"length": 3200}, epochs=8, batch_size=64, optimizer="nmuon", lr=2e-3, warmup_epochs=1,
+        weight_decay=0.1, beta2=0.95, clip_norm=1.0, label_smoothing=0.05, size=64, val_resize=64, crop_min=0.35,
+        jitter=(0.3, 0.3, 0.3), interpolation="bilinear", loader="resident",
     ),
 }  # fmt: skip
 
@@ -218,9 +236,16 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        return json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+        fields = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a readable {Path(path).suffix or 'TOML'} file: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} must hold fields of a recipe with their values, got {fields!r}")
+    return fields
+
+
+def _kind(data: str) -> str:
+    return data.partition(":")[0]
 
 
 def _read(name: str, value: Any, hint: Any) -> Any:
@@ -237,8 +262,14 @@ def _convert(value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
-        return tuple(float(part) for part in ([parts] if isinstance(parts, int | float) else parts))
+        if isinstance(parts, int | float):
+            parts = [parts]
+        if any(isinstance(part, bool) for part in parts):
+            raise TypeError(value)
+        return tuple(float(part) for part in parts)
     if get_origin(hint) is dict:
+        if not isinstance(value, Mapping):
+            raise TypeError(value)
         return dict(value)
     if hint is bool:
         if str(value).lower() not in ("true", "false"):
@@ -261,4 +292,5 @@ def _describe(hint: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(value))

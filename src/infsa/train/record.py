@@ -14,13 +14,13 @@ import lightning as L
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from ..evaluate.accuracy import measure_accuracy
+from ..evaluate.accuracy import STOP_SIGNALS, measure_accuracy
+from ..files import write_atomically
 from .checkpoint import write_checkpoint
 from .feed import Feed
 from .module import Classifier
 from .state import WeightAverage, gather_state, restore_state
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is SLURM's notice of a time limit
 Watcher = Callable[[dict[str, Any]], None]
 
 
@@ -74,7 +74,7 @@ class Record(L.Callback):
             self.saved = None
         if trainer.is_global_zero:
             _cut_log(self.out / "log.jsonl", module.step)
-            self._writer = SummaryWriter(str(self.out / "tensorboard"), purge_step=module.step)
+            self._writer = SummaryWriter(str(self.out / "tensorboard"), purge_step=module.step + 1)
             if self.watch is not None:
                 self.watch({"kind": "start", "step": module.step, "total": self.total})
         self._loss = self._loss.to(module.device)
@@ -143,7 +143,9 @@ class Record(L.Callback):
     def _validate(self, trainer: L.Trainer, module: Classifier) -> None:
         with evaluating(trainer, module):
             feed = self.feed
-            found = measure_accuracy(module.model, feed.val, self.classes, module.device, rounds=feed.rounds)
+            found = measure_accuracy(
+                module.model, feed.val, self.classes, module.device, rounds=feed.rounds, blank=feed.blank
+            )
         row = {
             "step": module.step,
             "epoch": module.epoch,
@@ -170,13 +172,14 @@ class Record(L.Callback):
     def save(self, trainer: L.Trainer, module: Classifier) -> None:
         """Write a checkpoint; every rank must call it."""
         tensors, facts = gather_state(module.model, trainer.optimizers[0], module.average)
+        loss = float(trainer.strategy.reduce(self._loss, reduce_op="mean"))
         if trainer.is_global_zero:
             facts |= {
                 "step": module.step,
                 "history": self.history,
                 "precision": trainer.precision_plugin.state_dict(),
                 "seconds": self.elapsed(),
-                "loss": float(self._loss),  # since the last line of the log
+                "loss": loss,  # since the last line of the log
                 "losses": self._losses,
                 "recipe": module.recipe.as_dict(),
             }
@@ -217,4 +220,4 @@ def _cut_log(log: Path, step: int) -> None:
     if log.exists():
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        log.write_text("".join(whole), encoding="utf-8")
+        write_atomically(log, lambda aside: aside.write_text("".join(whole), encoding="utf-8"))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+PLAIN = (bool, int, float, str, tuple, type(None))  # settings of an optimiser that change from step to step
+
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor itself, or a sharded one put together; every rank must call it.
@@ -81,7 +83,10 @@ def gather_state(
                 tensors[f"optimizer.{name}:{key}"] = whole(value)
             else:
                 numbers[f"{name}:{key}"] = value
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups: list[dict[str, Any]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        tensors |= {f"group.{index}:{key}": value for key, value in group.items() if isinstance(value, Tensor)}
+        groups.append({key: value for key, value in group.items() if isinstance(value, PLAIN)})
     facts: dict[str, Any] = {"numbers": numbers, "groups": groups, "average_updates": 0}
     if average is not None:
         tensors |= {f"average.{name}": whole(value) for name, value in average.values.items()}
@@ -127,6 +132,8 @@ def _optimizer_state(
                     like = value.shape == parameter.shape
                     own[key.rpartition(":")[2]] = shared_as(value, parameter) if like else value
             state[index] = own
-    for filed, saved in zip(fresh["param_groups"], facts["groups"], strict=True):
+    for index, (filed, saved) in enumerate(zip(fresh["param_groups"], facts["groups"], strict=True)):
         filed |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        prefix = f"group.{index}:"
+        filed |= {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     return {"state": {index: own for index, own in state.items() if own}, "param_groups": fresh["param_groups"]}

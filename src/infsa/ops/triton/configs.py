@@ -1,0 +1,199 @@
+"""Tile sizes per kernel, GPU generation and head width: fixed, so that a first call compiles once.
+
+``benchmarks/kernels.py --tune`` measures the alternatives listed here; what wins is written into the tables.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+SMALLEST_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel.
+
+    Example:
+        >>> Config(128, 64, warps=8, stages=3)
+    """
+
+    block_q: int  # queries per tile
+    block_k: int  # keys per tile
+    warps: int = 4
+    stages: int = 2
+    tma: bool = False  # read tiles through tensor descriptors, where layout and GPU allow it
+    specialize: bool = False  # loads and products in different warps
+    lanes: bool = False  # forward: keep the squares' partial sums per thread instead of per row
+
+    @property
+    def launch(self) -> dict[str, int | bool]:
+        """The options that belong to the launch, not to the kernel."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
+def padded_width(width: int) -> int:
+    """The head width as tiles hold it: a power of two, at least 16.
+
+    Example:
+        >>> padded_width(48)
+        64
+    """
+    return max(SMALLEST_WIDTH, triton.next_power_of_2(width))
+
+
+@functools.cache
+def generation(index: int | None) -> int:
+    """The class of GPU, as a compute capability: 80, 89, 90 or 100; 0 for the interpreter.
+
+    Example:
+        >>> generation(None)
+        0
+    """
+    if index is None:
+        return 0
+    major, minor = torch.cuda.get_device_capability(index)
+    return 100 if major >= 10 else 90 if major == 9 else 89 if (major, minor) >= (8, 6) else 80
+
+
+SMALL = Config(32, 32)  # the interpreter: many tiles for few tokens
+
+# (kernel, generation) -> {padded width: config}; half precision. The generations with less shared memory
+# take smaller tiles.
+HALF: dict[tuple[str, int], dict[int, Config]] = {
+    ("forward", 80): {
+        16: Config(128, 64, 4, 3, lanes=True),
+        32: Config(128, 64, 4, 3, lanes=True),
+        64: Config(128, 64, 4, 3, lanes=True),
+        128: Config(128, 64, 8, 2, lanes=True),
+    },
+    ("forward", 89): {
+        16: Config(128, 64, 4, 3, lanes=True),
+        32: Config(128, 64, 4, 3, lanes=True),
+        64: Config(128, 64, 4, 2, lanes=True),
+        128: Config(128, 32, 8, 2, lanes=True),
+    },
+    ("forward", 90): {
+        16: Config(128, 64, 8, 3, lanes=True),
+        32: Config(128, 64, 8, 3, lanes=True),
+        64: Config(128, 64, 8, 3, lanes=True),
+        128: Config(128, 64, 8, 3, lanes=True),
+    },
+    ("keys", 80): {
+        16: Config(64, 128, 8, 2),
+        32: Config(64, 128, 8, 2),
+        64: Config(64, 128, 8, 2),
+        128: Config(32, 64, 4, 2),
+    },
+    ("keys", 89): {
+        16: Config(64, 64, 4, 2),
+        32: Config(64, 64, 4, 2),
+        64: Config(64, 64, 4, 2),
+        128: Config(32, 64, 4, 1),
+    },
+    ("keys", 90): {
+        16: Config(64, 128, 8, 2),
+        32: Config(64, 128, 8, 2),
+        64: Config(64, 128, 8, 2),
+        128: Config(64, 128, 8, 2, tma=True),
+    },
+    ("queries", 80): {
+        16: Config(128, 64, 8, 2),
+        32: Config(128, 64, 8, 2),
+        64: Config(128, 64, 8, 2),
+        128: Config(64, 32, 4, 2),
+    },
+    ("queries", 89): {
+        16: Config(64, 64, 4, 2),
+        32: Config(64, 64, 4, 2),
+        64: Config(64, 64, 4, 2),
+        128: Config(64, 32, 4, 1),
+    },
+    ("queries", 90): {
+        16: Config(128, 64, 8, 3),
+        32: Config(128, 64, 8, 3),
+        64: Config(128, 64, 8, 3),
+        128: Config(128, 64, 8, 2),
+    },
+}
+FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(32, 32, 8, 1)}  # float32
+
+
+def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | None) -> Config:
+    """The config of a kernel (``"forward"``, ``"keys"``, ``"queries"``) for a padded width, type and GPU.
+
+    Example:
+        >>> default_config("forward", 64, torch.bfloat16, 0)
+    """
+    kind = generation(index)
+    if kind == 0:
+        return SMALL
+    if dtype == torch.float32:
+        return FULL[width]
+    return HALF[kernel, min(kind, 90)][width]
+
+
+def candidates(kernel: str, width: int, kind: int) -> list[Config]:
+    """The configs worth measuring for half precision on a generation of GPUs.
+
+    Example:
+        >>> len(candidates("forward", 64, 90)) > 10
+        True
+    """
+    tiles = {
+        "forward": [(128, 64, 8), (128, 128, 8), (64, 64, 4), (128, 32, 4), (128, 64, 4), (64, 128, 4)],
+        "keys": [(64, 128, 8), (64, 64, 4), (32, 128, 8), (128, 128, 8), (32, 64, 4), (64, 128, 4)],
+        "queries": [(128, 64, 8), (64, 64, 4), (128, 32, 8), (128, 128, 8), (64, 32, 4), (128, 64, 4)],
+    }[kernel]
+    if width == 16 and kernel == "forward":
+        tiles += [(256, 64, 8), (256, 32, 8), (128, 256, 8)]
+    found = [Config(q, k, w, stages, lanes=kernel == "forward") for q, k, w in tiles for stages in (2, 3, 4)]
+    if kind >= 90:
+        found += [replace(c, tma=True) for c in found if c.stages < 4]
+    if kind >= 100:  # Triton 3.6 and 3.9 compile a specialised loop for Hopper to the same instructions
+        found += [replace(c, specialize=True) for c in found if c.tma and c.stages == 2]
+    if kernel == "forward":
+        found += [replace(c, lanes=False) for c in found[:3]]
+    return found
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """One way to run a kernel of Linear-InfSA.
+
+    Example:
+        >>> LinearConfig(64, block_n=128, block_d=64)
+    """
+
+    heads: int
+    block_n: int = 64  # tokens per tile
+    block_d: int = 64  # channels of x per step
+    columns: int = 64  # heads per tile; in the first pass heads × padded width
+    programs: int = 512  # how many programs the token sums are spread over
+    warps: int = 4
+    stages: int = 3
+
+    @property
+    def launch(self) -> dict[str, int | bool]:
+        """The options that belong to the launch, not to the kernel."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
+def linear_config(kernel: str, heads: int, dtype: torch.dtype, index: int | None) -> LinearConfig:
+    """The config of a pass (``"energy"``, ``"scores"``, ``"pool"``) over the tokens.
+
+    Example:
+        >>> linear_config("energy", 64, torch.bfloat16, 0)
+    """
+    kind = generation(index)
+    if kind == 0:
+        return LinearConfig(heads, 32, 32, 32, programs=8)
+    if dtype == torch.float32:
+        return LinearConfig(heads, 32, 32, 64, warps=4, stages=2)
+    if kernel == "energy":
+        return LinearConfig(heads, 128, 64, 128, warps=8, stages=3 if kind != 89 else 2)
+    if kernel == "scores":
+        return LinearConfig(heads, 64, 128, 64, warps=4, stages=3 if kind != 89 else 2)
+    return LinearConfig(heads, 64, 128, 64, warps=4, stages=3 if kind != 89 else 2)

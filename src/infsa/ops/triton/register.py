@@ -1,0 +1,113 @@
+"""Registration of the kernels with ``torch.library``: fake shapes, autograd and FLOP counts.
+
+Operators live in the namespace ``infsa_triton``. The compiler sees each as one opaque call.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, register_autograd
+from torch.utils.flop_counter import register_flop_formula
+
+from ..validate import cast_output
+from . import pure_backward, pure_forward
+from .layout import token_major
+
+FEW_TOKENS = 16  # so few that c = ⟨∂L/∂Z, Z⟩ and the rest of dS nearly cancel: computed in float32
+
+
+def _few(q: Tensor, k: Tensor) -> bool:
+    return q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) <= FEW_TOKENS
+
+
+@custom_op("infsa_triton::pure", mutates_args=())
+def pure(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, activation: str, is_causal: bool, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Z = γ R v / (F + ε) in the type of q, and the norms F; γ is float32, (1 or H, 1, 1).
+
+    Example:
+        >>> z, norm = pure(q, k, v, gamma, "relu", False, 1e-6)
+    """
+    if _few(q, k):
+        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps)
+        return cast_output(z, q.dtype), norm
+    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps)
+
+
+@custom_op("infsa_triton::pure_backward", mutates_args=())
+def pure_gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    z: Tensor,
+    norm: Tensor,
+    activation: str,
+    is_causal: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dQ, dK, dV and dγ; dγ is not a number where γ = 0.
+
+    Example:
+        >>> dq, dk, dv, dgamma = pure_gradients(grad, q, k, v, gamma, z, norm, "relu", False, 1e-6)
+    """
+    dtype = q.dtype
+    if _few(q, k):
+        grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
+        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps)
+    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps)
+    dq, dk, dv = dq.to(dtype), dk.to(dtype), dv.to(dtype)
+    per_head = dots.sum((0, 2), dtype=torch.float64).view(-1, 1, 1)
+    return dq, dk, dv, (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)
+
+
+@pure.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, activation: str, is_causal: bool, eps: float) -> Any:
+    norm = q.new_empty(q.shape[0], q.shape[1], q.shape[2] if is_causal else 1, dtype=torch.float32)
+    return token_major(q, q.shape[2], v.shape[3]), norm
+
+
+@pure_gradients.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, *_: Any) -> Any:
+    return (*(token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v)), torch.empty_like(gamma))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, activation, is_causal, eps = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, *output)
+    ctx.options = activation, is_causal, eps
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    return *pure_gradients(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+register_autograd("infsa_triton::pure", _backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.infsa_triton.pure)
+def pure_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    """Two products per pair of tokens, causal or not, as torch counts attention.
+
+    Example:
+        >>> pure_flops((1, 8, 1024, 64), (1, 8, 1024, 64), (1, 8, 1024, 64))
+        2147483648
+    """
+    batch, heads, n_q, width = q_shape
+    return 2 * batch * heads * n_q * k_shape[2] * (width + v_shape[3])
+
+
+@register_flop_formula(torch.ops.infsa_triton.pure_backward)
+def pure_backward_flops(grad_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    """The five products of the formulas; that the kernels compute two of them twice is not counted.
+
+    Example:
+        >>> pure_backward_flops(*((1, 8, 1024, 64),) * 4)
+        5368709120
+    """
+    batch, heads, n_q, width = q_shape
+    return 2 * batch * heads * n_q * k_shape[2] * (3 * width + 2 * v_shape[3])

@@ -1,0 +1,126 @@
+"""Values and gradients of Pure InfSA's kernels against float64, over types, widths, lengths, masks and tiles."""
+
+import pytest
+import torch
+
+import infsa
+from infsa.ops.triton.configs import Config
+from infsa.ops.triton.layout import readable
+from infsa.ops.triton.pure_backward import backward
+from infsa.ops.triton.pure_forward import forward
+
+from ..helpers import lengths_mask, random_mask
+from .helpers import (
+    DEVICE,
+    DTYPES,
+    assert_accurate,
+    assert_within_twice,
+    attend,
+    exact,
+    problem,
+    pull,
+    value_and_gradients,
+)
+
+CASES = {
+    "relu": {},
+    "gelu": {"activation": "gelu"},
+    "abs": {"activation": "abs"},
+    "causal": {"is_causal": True},
+    "causal_gelu": {"is_causal": True, "activation": "gelu"},
+    "padded": {"key_mask": lengths_mask([29], 45)},
+    "queries": {"key_mask": random_mask((1, 45), 1), "query_mask": random_mask((1, 45), 2), "activation": "abs"},
+    "hops": {"hops": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_error_is_at_most_twice_that_of_plain_torch(dtype, case):
+    assert_accurate(problem(0, 45, heads=1, dtype=dtype), **CASES[case])
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(1, 1), (3, 20), (80, 48), (128, 128)])
+def test_widths(width, value_width):
+    assert_accurate(problem(1, 19, 35, width=width, value_width=value_width, heads=1))
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("n", [1, 2, 32, 33])
+def test_lengths(n, is_causal):
+    assert_accurate(problem(2, n, heads=1), is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (70, 1), (33, 64)])
+def test_cross_attention(n_q, n_k):
+    assert_accurate(problem(3, n_q, n_k, batch=2), query_mask=random_mask((2, n_q), 5))
+
+
+TILES = {
+    "rows_longer": Config(64, 16),
+    "columns_longer": Config(16, 64),
+    "lanes": Config(32, 32, lanes=True),
+    "descriptors": Config(32, 32, tma=True),
+    "specialized": Config(16, 32, tma=True, specialize=True, lanes=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_causal"), [*((name, False) for name in TILES), *((name, True) for name in list(TILES)[:3])]
+)
+def test_every_way_to_run_the_kernels(name, is_causal):
+    inputs, config = problem(4, 50, heads=1), TILES[name]
+    q, k, v, gamma = inputs
+    gamma = gamma.view(-1, 1, 1)
+    z, norm = forward(q, k, v, gamma, "relu", is_causal, 1e-6, config)
+    *found, c = backward(pull(z), q, k, v, gamma, z, norm, "relu", is_causal, 1e-6, config, config)
+    found = (z, *found, c.double().sum((0, 2)) / gamma.flatten())
+    yardstick = value_and_gradients(attend("reference", is_causal=is_causal), inputs)
+    assert_within_twice(found, yardstick, exact(inputs, is_causal=is_causal), torch.float32)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_views_of_one_projection_are_read_where_they_are(is_causal):
+    """The (B, N, 3, H, d) layout of a qkv projection, without copies, to the same bits."""
+    packed = torch.randn(1, 37, 3, 2, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    views = packed.permute(2, 0, 3, 1, 4).unbind()
+    gamma = torch.tensor(0.7, device=DEVICE)
+    assert all(readable(x) is x and not x.is_contiguous() for x in views)
+    function = attend(is_causal=is_causal)
+    found = function(*views, gamma)
+    assert found.transpose(1, 2).is_contiguous(), "merging the heads is a view"
+    assert torch.equal(found, function(*(x.contiguous() for x in views), gamma))
+    by_view = value_and_gradients(lambda x: function(*x.permute(2, 0, 3, 1, 4).unbind(), gamma), [packed])
+    by_copy = value_and_gradients(function, [*(x.contiguous() for x in views), gamma])
+    assert torch.equal(by_view[1].permute(2, 0, 3, 1, 4), torch.stack(by_copy[1:4]))
+
+
+def test_channels_that_are_not_adjacent():
+    q, k, v, gamma = problem(6, 20)
+    apart = [x.mT.contiguous().mT for x in (q, k, v)]
+    assert torch.equal(attend()(*apart, gamma), attend()(q, k, v, gamma))
+
+
+def test_gradient_of_an_expanded_output():
+    """sum() hands the backward pass a gradient whose strides are all zero."""
+    inputs = [x.requires_grad_() for x in problem(7, 20)]
+    attend()(*inputs).sum().backward()
+    expected = [x.detach().clone().requires_grad_() for x in inputs]
+    attend("reference")(*expected).sum().backward()
+    for x, y in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.7, torch.tensor(0.6), torch.tensor([0.6])], ids=["float", "scalar", "one"])
+def test_a_shared_gamma(gamma):
+    q, k, v, _ = problem(8, 20)
+    gamma = gamma.to(DEVICE) if torch.is_tensor(gamma) else gamma
+    found = infsa.pure_attention(q, k, v, gamma=gamma, impl="triton")
+    torch.testing.assert_close(found, infsa.pure_attention(q, k, v, gamma=gamma, impl="reference"))
+
+
+def test_no_batch():
+    x = torch.zeros(0, 2, 5, 16, device=DEVICE, requires_grad=True)
+    out = infsa.pure_attention(x, x, x, impl="triton")
+    out.sum().backward()
+    assert out.shape == x.grad.shape == (0, 2, 5, 16)
