@@ -77,6 +77,7 @@ def test_auto_on_the_cpu_is_the_chunked_path():
 )
 def test_auto_asks_the_device(device, limited, capability, chosen, monkeypatch):
     monkeypatch.setattr(validate, "HAS_TRITON", True)
+    monkeypatch.setattr(validate, "KERNELS_BY_DEFAULT", True)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"major": capability}), raising=True
     )
