@@ -1,6 +1,7 @@
 """Accuracy and loss of a classifier over a data set, on one process or many."""
 
 import signal
+import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,20 +60,10 @@ class Accuracy:
             "top1": self.top1,
             "top5": self.top5,
             "loss": self.loss,
-            "mean_per_class": mean_of([share for share in self.per_class.values() if share is not None]),
+            "mean_per_class": statistics.fmean([share for share in self.per_class.values() if share is not None]),
             "per_class": self.per_class,
             "skipped": self.skipped.names,
         }
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """The arithmetic mean.
-
-    Example:
-        >>> mean_of([1.0, 2.0])
-        1.5
-    """
-    return sum(values) / len(values)
 
 
 def unique_names(classes: Sequence[str]) -> list[str]:
