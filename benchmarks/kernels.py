@@ -1,7 +1,7 @@
 """The Triton kernels: correct first, then fast, against fused softmax on the same GPU in the same run.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels-h200.json
-    python benchmarks/kernels.py --tune --out tuned.json            # sweep the configs, print the best per shape
+    python benchmarks/kernels.py --tune --out tuned.json            # sweep the configs (no checks), print the best
     TRITON_INTERPRET=1 python benchmarks/kernels.py --quick         # no GPU: the checks alone
 
 No speed is printed unless every check holds: errors against float64 at most twice those of plain PyTorch in the same
@@ -27,6 +27,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import infsa
+from infsa.files import write_json
 from infsa.ops.triton import configs
 from infsa.ops.triton.pure_backward import backward
 from infsa.ops.triton.pure_forward import forward
@@ -160,11 +161,11 @@ def judge(names, ours, theirs, exact, dtype):
     return {"equal": equal, "holds": holds, "errors": errors}
 
 
-def median_ms(function):
+def median_ms(function, rep=200):
     """Two medians: their mean and their distance, in milliseconds."""
     from triton.testing import do_bench
 
-    a, b = (do_bench(function, warmup=50, rep=200, return_mode="median") for _ in range(2))
+    a, b = (do_bench(function, warmup=rep / 4, rep=rep, return_mode="median") for _ in range(2))
     return {"ms": (a + b) / 2, "spread": abs(a - b)}
 
 
@@ -210,8 +211,7 @@ def measure(function, inputs, passes):
         return {"failed": str(error).splitlines()[0][:200]}
 
 
-def speeds(quick):
-    rows = []
+def speeds(quick, rows, keep):
     for heads, width, n in QUICK_SHAPES if quick else SHAPES:
         inputs = tokens(heads, width, n)
         for passes, flops in (("forward", 4), ("both", 14)):
@@ -229,8 +229,8 @@ def speeds(quick):
             row["ratios"] = {m: t["ms"] / ours for m, t in row["times"].items() if m != "infsa" and "ms" in t}
             row["bars"] = BARS.get((heads, width, n, passes), {})
             rows.append(row)
+            keep()
             show(row)
-    return rows
 
 
 def show(row):
@@ -315,7 +315,7 @@ def tune(quick, workers):
             row = {"kernel": kernel, "heads": heads, "width": width, "n": n, "config": job[2], "failed": failed}
             if failed is None:
                 try:
-                    row |= median_ms(run_config(kernel, heads, width, n, job[2]))
+                    row |= median_ms(run_config(kernel, heads, width, n, job[2]), rep=20)
                 except Exception as error:
                     row["failed"] = str(error).splitlines()[0][:120]
             rows.append(row)
@@ -341,19 +341,26 @@ def main(
 
     Example: python benchmarks/kernels.py --quick --out kernels.json
     """
-    report = {"provenance": provenance(DEVICE), "quick": quick, "checks": checks(quick) + linear_checks(quick)}
+    report = {"provenance": provenance(DEVICE), "quick": quick}
+    report["checks"] = [] if tuning else checks(quick) + linear_checks(quick)
     broken = [c for c in report["checks"] if not c["holds"]]
     print(f"{len(report['checks']) - len(broken)} of {len(report['checks'])} checks hold")
     for case in broken:
         print("does not hold:", json.dumps(case))
+
+    def keep():
+        if out is not None:
+            write_json(report, out)
+
+    keep()
     if GPU and not broken:
         if tuning:
             report["tuning"] = tune(quick, workers)
         else:
-            report["pure"], report["linear"] = speeds(quick), linear_speeds(quick)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            report["pure"] = []
+            speeds(quick, report["pure"], keep)
+            report["linear"] = linear_speeds(quick)
+        keep()
     sys.exit(1 if broken else 0)
 
 

@@ -8,14 +8,17 @@ import timm
 from . import presets
 from .infvit import InfViT
 from .maps import attention_maps
+from .speed import FastInfViT, fast
 from .weights import check_same_model, describe_data, load_weights, read_data_config, read_weights, save_weights
 
 FITTED = ("num_classes", "img_size")  # arguments that shipped weights are fitted to
 
 __all__ = [
+    "FastInfViT",
     "InfViT",
     "attention_maps",
     "create_model",
+    "fast",
     "list_models",
     "load_weights",
     "read_weights",

@@ -256,10 +256,13 @@ class InfViT(TimmInterface):
         *,
         visit: Callable[[int, nn.Module, Tensor, Tensor], None] | None = None,
         depth: int | None = None,
+        classify: bool = False,
     ) -> Tensor:
         """Images (B, C, H, W) to the tokens that the final norm reads, (B, N, D).
 
         ``visit(index, block, before, after)`` sees the tokens around each block; ``depth`` stops after that many.
+        With ``classify`` only the tokens that the classifier reads leave the last block: where that is the class
+        token alone, (B, 1, D), the last MLP runs for one token instead of N.
         """
         x, grid = self.embed(images)
         context = (grid, self.num_prefix_tokens, self.key_mask(patch_mask, grid))
@@ -270,7 +273,11 @@ class InfViT(TimmInterface):
                     module.advance()
         for index, block in enumerate(self.blocks[:depth]):
             before = x
-            if total is None:
+            if total is None and classify and self.global_pool == "token" and index == len(self.blocks) - 1:
+                assert isinstance(block, Block)
+                attended = self._checkpointed(block.attend, x, *context)
+                x = self._checkpointed(block.add, x[:, :1], attended[:, :1])
+            elif total is None:
                 x = self._checkpointed(block, x, *context)
             else:
                 assert isinstance(block, Block)

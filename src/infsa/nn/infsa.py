@@ -1,9 +1,11 @@
 """The two attention layers of the paper, (B, N, D) -> (B, N, D)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
+from ..ops import central_pool, linear_weights, projected_pool, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
 from ..ops.validate import (
     check_activation,
@@ -299,12 +301,8 @@ class LinearInfSA(nn.Module):
         """The output of each group of tokens (B, m, D), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
-        x = zero_padding(x, key_mask)
-        q, k = self._project(x)
-        pooled = central_pool(
-            q,
-            k,
-            x.unsqueeze(1),
+        pooled = self._pool(
+            zero_padding(x, key_mask),
             activation=self.activation,
             key_mask=key_mask,
             iterations=self.iterations,
@@ -317,6 +315,17 @@ class LinearInfSA(nn.Module):
         values = project_values(pooled, self.v, self.num_heads)
         rows = merge_heads(scale_heads(values, self.decay()))
         return project_out(rows, self.extra, self.proj), pooled.groups
+
+    def _pool(self, x: Tensor, **options: Any) -> Pooled:
+        """Pool x (B, N, D), on a GPU from the projections' weights where they are plain and nobody listens to them."""
+        check_tokens(x, self.proj.out_features)
+        layers = [self.q] if self.k is None else [self.q, self.k]
+        plain = all(type(layer) is nn.Linear and not layer._forward_hooks for layer in layers)
+        if plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda)):
+            key = None if self.k is None else (self.k.weight, self.k.bias)
+            return projected_pool(x, self.num_heads, (self.q.weight, self.q.bias), key, **options)
+        q, k = self._project(x)
+        return central_pool(q, k, x.unsqueeze(1), **options)
 
 
 def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Linear-InfSA: one centrality vector and one pooled value per head, in O(N)."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import library, reference
+from .activation import ACTIVATIONS
 from .masking import resolve_token_masks, zero_masked
-from .triton.support import pool_limit
+from .triton.support import FEW_TOKENS, pool_limit
 from .validate import (
     accumulation_dtype,
     cast_output,
@@ -171,14 +173,16 @@ def projected_pool(
             f"got {shape_of(x)} and {shape_of(query[0])}"
         )
     check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
-    width = query[0].shape[0] // num_heads
-    impl = choose_implementation(impl, x, pool_limit(x, width, iterations, queries, causal))
+    limit = pool_limit(x, query[0].shape[0] // num_heads, iterations, queries, causal)
+    chosen = choose_implementation(impl, x, limit)
+    products = impl == "auto" and chosen != "reference" and limit is None and _products_pay(x)
     if key_mask is not None:
         x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
-    if impl == "triton":
+    if products or chosen == "triton":
         check_activation(activation)
         check_eps(eps)
-        return _pool_by_kernels(x, num_heads, query, key or query, activation, key_mask, eps)
+        sums = (_energies_by_products, _scores_by_products) if products else _kernels()
+        return _pool_from_tokens(x, num_heads, query, key or query, activation, key_mask, eps, *sums)
     q = _project(x, query, num_heads)
     return central_pool(
         q,
@@ -191,7 +195,7 @@ def projected_pool(
         causal=causal,
         chunk_size=chunk_size,
         eps=eps,
-        impl=impl,
+        impl=chosen,
     )
 
 
@@ -199,7 +203,17 @@ def _project(x: Tensor, projection: tuple[Tensor, Tensor | None], num_heads: int
     return torch.nn.functional.linear(x, *projection).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def _pool_by_kernels(
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def _products_pay(x: Tensor) -> bool:
+    """Whether matrix products in the type of x are the best way: bfloat16, whose range holds every sum, on a GPU."""
+    return x.is_cuda and _compute_dtype(x) == torch.bfloat16
+
+
+def _pool_from_tokens(
     x: Tensor,
     heads: int,
     query: tuple[Tensor, Tensor | None],
@@ -207,14 +221,13 @@ def _pool_by_kernels(
     activation: str,
     mask: Tensor | None,
     eps: float,
+    energy_sums: Callable[..., tuple[Tensor, Tensor]],
+    score_sums: Callable[..., tuple[Tensor, Tensor, Tensor]],
 ) -> Pooled:
-    """Σ a x by the Triton kernels: the scores come from x too, S_j = φ((W_Kᵀ q̄) · x_j + q̄ · b_K)."""
-    from .triton.register_linear import energy_sums, score_sums
-
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    """Σ a x from two sums over tokens: the scores come from x too, S_j = φ((W_Kᵀ q̄) · x_j + q̄ · b_K)."""
+    dtype = torch.float32 if x.shape[1] <= FEW_TOKENS else _compute_dtype(x)
     x, (weight, bias) = x.to(dtype), (None if y is None else y.to(dtype) for y in query)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(x.device.type, enabled=False):
         total, vectors = energy_sums(x, weight, bias, mask, heads)
         central = _mean(vectors, total, eps)  # (B, H, d)
         weight, bias = key
@@ -222,6 +235,35 @@ def _pool_by_kernels(
         offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
         absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
         return Pooled(_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
+
+
+def _kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor, Tensor]]]:
+    from .triton.register_linear import energy_sums, score_sums
+
+    return energy_sums, score_sums
+
+
+def _energies_by_products(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Σ e (B, H) and Σ e q (B, H, d) in float32; q is the only product over tokens."""
+    q = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (heads, -1)).float()  # (B, N, H, d)
+    energy = torch.linalg.vector_norm(q, dim=-1)
+    if mask is not None:
+        energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
+    return energy.sum(1), (energy.unsqueeze(-1) * q).sum(1)
+
+
+def _scores_by_products(
+    x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D), the last in the type of x; S is rounded to it before any sum."""
+    raw = (x @ u.to(x.dtype).mT).float() + offset.unsqueeze(1)  # (B, N, H)
+    scores = ACTIVATIONS[activation].value(raw).to(x.dtype)
+    if mask is not None:
+        scores = scores.masked_fill(~mask.unsqueeze(-1), 0)
+    wide = scores.float()
+    return wide.abs().sum(1), wide.sum(1), scores.mT @ x
 
 
 def _reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
-KERNELS_BY_DEFAULT = False  # "auto" takes the kernels once they have been checked on a GPU, not only interpreted
+KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them, outside torch.compile
 AVAILABLE: tuple[str, ...] = ("reference", "chunked", "triton") if HAS_TRITON else ("reference", "chunked")
 
 
@@ -166,8 +166,8 @@ def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
         if exporting or transformed:
             return "reference"
-        kernels = KERNELS_BY_DEFAULT and limit is None and _kernels_run_on(like.device.type, like.device.index)
-        return "triton" if kernels else "chunked"
+        wanted = KERNELS_BY_DEFAULT and limit is None and not torch.compiler.is_compiling()
+        return "triton" if wanted and _kernels_run_on(like.device.type, like.device.index) else "chunked"
     if impl != "reference" and transformed:
         raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")
     if impl == "triton":

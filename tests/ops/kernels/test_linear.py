@@ -51,7 +51,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_error_is_at_most_twice_that_of_the_reference(dtype, case):
-    """The yardstick projects in the same type and sums in float32."""
+    """The yardstick projects in the same type and sums in float32.
+
+    Mean and mass are quotients of two sums: three roundings, so one and a half units in the last place.
+    """
     options = dict(CASES[case])
     sizes = {k: options[k] for k in ("tied", "bias") if k in options}
     inputs = layer(0, 70, 48, dtype, **sizes)
@@ -59,7 +62,8 @@ def test_error_is_at_most_twice_that_of_the_reference(dtype, case):
     yardstick = pooled_and_gradients(inputs, 3, "reference", "cpu", **options)
     found = pooled_and_gradients(inputs, 3, "triton", DEVICE, **options)
     for name, x, y, e in zip(NAMES, found, yardstick, exact, strict=False):
-        error, allowed = rms(x - e), max(2 * rms(y - e), unit(e.abs().max().item(), dtype))
+        units = 1.5 if name in ("mean", "mass") else 1
+        error, allowed = rms(x - e), max(2 * rms(y - e), units * unit(e.abs().max().item(), dtype))
         assert x.isfinite().all(), name
         assert error <= allowed, f"{name}: error {error:.3e}, reference {rms(y - e):.3e}, allowed {allowed:.3e}"
 
@@ -73,7 +77,7 @@ def test_sizes(n, dim, heads, batch):
     exact = pooled_and_gradients([x.double() for x in inputs], heads, "reference", "cpu")
     if inputs[0].shape[2] // heads > 128:
         with pytest.raises(ValueError, match="head widths up to 128, got 130"):
-            pool(inputs, heads, "triton")
+            pool([x.to(DEVICE) for x in inputs], heads, "triton")
         return
     found = pooled_and_gradients(inputs, heads, "triton", DEVICE)
     for x, e in zip(found, exact, strict=True):
@@ -114,7 +118,7 @@ def test_masked_tokens_leave_no_trace():
     ids=["iterations", "queries"],
 )
 def test_what_the_kernels_do_not_do_is_refused(options, says):
-    x, w, b = layer(6, 8, 32, torch.float32)
+    x, w, b = (y.to(DEVICE) for y in layer(6, 8, 32, torch.float32))
     with pytest.raises(ValueError, match=f"^impl='triton' takes {says}$"):
         infsa.ops.projected_pool(x, 2, (w, b), impl="triton", **options)
     assert infsa.ops.projected_pool(x, 2, (w, b), impl="chunked", **options).mean.isfinite().all()

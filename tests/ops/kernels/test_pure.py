@@ -17,8 +17,10 @@ from .helpers import (
     assert_within_twice,
     attend,
     exact,
+    plain_results,
     problem,
     pull,
+    rms,
     value_and_gradients,
 )
 
@@ -38,6 +40,17 @@ CASES = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_error_is_at_most_twice_that_of_plain_torch(dtype, case):
     assert_accurate(problem(0, 45, heads=1, dtype=dtype), **CASES[case])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_error_of_the_decay_gradient_over_many_inputs(dtype):
+    ours, theirs = [], []
+    for seed in range(10):
+        inputs = problem(seed, 29, dtype=dtype)
+        expected = exact(inputs)[-1]
+        ours.append(value_and_gradients(attend(), inputs)[-1].cpu() - expected)
+        theirs.append(plain_results(inputs)[-1] - expected)
+    assert rms(torch.stack(ours)) <= 2 * rms(torch.stack(theirs))
 
 
 @pytest.mark.parametrize(("width", "value_width"), [(1, 1), (3, 20), (80, 48), (128, 128)])

@@ -76,10 +76,10 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
         128: Config(128, 32, 8, 2, lanes=True),
     },
     ("forward", 90): {
-        16: Config(128, 64, 8, 3, lanes=True),
-        32: Config(128, 64, 8, 3, lanes=True),
-        64: Config(128, 64, 8, 3, lanes=True),
-        128: Config(128, 64, 8, 3, lanes=True),
+        16: Config(128, 64, 4, 4, lanes=True),
+        32: Config(128, 64, 4, 3, lanes=True),
+        64: Config(128, 64, 4, 3, lanes=True),
+        128: Config(128, 128, 8, 3, tma=True, lanes=True),
     },
     ("keys", 80): {
         16: Config(64, 128, 8, 2),
@@ -94,10 +94,10 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
         128: Config(32, 64, 4, 1),
     },
     ("keys", 90): {
-        16: Config(64, 128, 8, 2),
-        32: Config(64, 128, 8, 2),
-        64: Config(64, 128, 8, 2),
-        128: Config(64, 128, 8, 2, tma=True),
+        16: Config(64, 128, 4, 4),
+        32: Config(64, 64, 4, 3),
+        64: Config(64, 64, 4, 3),
+        128: Config(64, 128, 8, 4),
     },
     ("queries", 80): {
         16: Config(128, 64, 8, 2),
@@ -112,10 +112,10 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
         128: Config(64, 32, 4, 1),
     },
     ("queries", 90): {
-        16: Config(128, 64, 8, 3),
+        16: Config(128, 64, 4, 4),
         32: Config(128, 64, 8, 3),
         64: Config(128, 64, 8, 3),
-        128: Config(128, 64, 8, 2),
+        128: Config(128, 64, 8, 3, tma=True),
     },
 }
 FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(32, 32, 8, 1)}  # float32

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ..validate import cast_output
 from . import pure_backward, pure_forward
 from .layout import token_major
-
-FEW_TOKENS = 16  # so few that c = ⟨∂L/∂Z, Z⟩ and the rest of dS nearly cancel: computed in float32
+from .support import FEW_TOKENS
 
 
 def _few(q: Tensor, k: Tensor) -> bool:

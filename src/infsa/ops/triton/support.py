@@ -7,6 +7,7 @@ from torch import Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WIDTH = 128
+FEW_TOKENS = 16  # so few that the two terms of a score's gradient nearly cancel: computed in float32
 
 
 def _limit(*tensors: Tensor) -> str | None:

@@ -1,0 +1,116 @@
+"""The fast path gives the model's logits and gradients; 8 bits give them with a small, reported error."""
+
+import pytest
+import torch
+from torch import nn
+
+import infsa
+from infsa.models import fast, speed
+from infsa.models.rounding import Fp8Linear, round_rows
+
+SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5, "img_size": 24}
+
+
+def small(name="infvit_linear_tiny", dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    model = infsa.create_model(name, **{**SMALL, **options})
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    return model.to(dtype).eval()
+
+
+def images(dtype=torch.float64, size=(24, 40), batch=2):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+@pytest.mark.parametrize("short", [10**6, 0], ids=["whole", "chunks"])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("attention", ["infsa_linear", "infsa_pure", "softmax", "agent"])
+@torch.no_grad()
+def test_logits_are_those_of_the_model(attention, pool, short, monkeypatch):
+    monkeypatch.setattr(speed, "SHORT", short)
+    model = small(attention=attention, global_pool=pool)
+    x = images()
+    torch.testing.assert_close(fast(model, compile=False, chunk=4)(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("short", [10**6, 0], ids=["whole", "chunks"])
+@torch.no_grad()
+def test_padding_is_hidden(short, monkeypatch):
+    monkeypatch.setattr(speed, "SHORT", short)
+    model, x = small(), images()
+    mask = torch.ones(2, *model.grid_of(x), dtype=torch.bool)
+    mask[1, :, 2:] = False
+    torch.testing.assert_close(fast(model, compile=False, chunk=4)(x, mask), model(x, mask), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_series_readout_takes_the_ordinary_way(monkeypatch):
+    monkeypatch.setattr(speed, "SHORT", 0)
+    model = small(readout="series")
+    torch.testing.assert_close(fast(model, compile=False)(images()), model(images()), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_are_those_of_the_model(checkpointing):
+    model, x = small().train(), images()
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), allow_unused=True)
+    model.set_grad_checkpointing(checkpointing)
+    found = torch.autograd.grad(fast(model, compile=False)(x).square().sum(), list(model.parameters()))
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9)
+
+
+def test_the_last_mlp_sees_the_class_token_alone():
+    seen = []
+    model = small()
+    for block in model.blocks:
+        block.mlp.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0].shape[1]))
+    fast(model, compile=False)(images())
+    assert seen == [16, 16, 1]
+
+
+@torch.no_grad()
+def test_blocks_share_their_compiled_code(monkeypatch):
+    """A deep model must not compile every block anew, nor pass the limit after which nothing is compiled."""
+    monkeypatch.setattr(speed, "SHORT", 0)
+    torch._dynamo.reset()
+    model = small(dtype=torch.float32, depth=10, num_heads=2)
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="aot_eager", dynamic=False))
+    x = images(torch.float32)
+    torch._dynamo.utils.counters.clear()
+    torch.testing.assert_close(fast(model, chunk=8)(x), model(x), rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # embed, attend, chunks, the class token
+    torch._dynamo.reset()
+
+
+def test_eight_bits_round_to_the_nearest_of_their_row():
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(2)) * torch.tensor([1e-3, 1, 1e3, 1, 1, 0])[:, None]
+    eight, scale = round_rows(x)
+    assert ((eight.float() * scale - x).abs() <= x.abs() * 2**-4 + scale * 2**-10).all()
+    assert eight.float().abs().amax(1)[:5].tolist() == [448] * 5
+
+
+@torch.no_grad()
+def test_error_of_eight_bits_is_reported():
+    model = small(dtype=torch.bfloat16)
+    x = images(torch.bfloat16)
+    quick = fast(model, compile=False, fp8=True).eval()
+    error = quick.error(x)
+    assert 0 < error["relative"] < 0.2
+    assert 0 <= error["same_class"] <= 1
+    layer = nn.Linear(32, 8, dtype=torch.bfloat16)
+    x = torch.randn(2, 3, 32, dtype=torch.bfloat16)
+    assert (Fp8Linear(layer)(x) - layer(x)).norm() <= 0.1 * layer(x).norm()
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(TypeError, match="fast takes an InfViT, got Linear"):
+        fast(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="chunk must be"):
+        fast(small(), chunk=0)
+    with pytest.raises(ValueError, match="fp8=True needs a bfloat16 model"):
+        fast(small(), fp8=True)
+    with pytest.raises(ValueError, match="fp8=True is for inference"):
+        fast(small(dtype=torch.bfloat16), fp8=True).train()
