@@ -3,6 +3,8 @@
     python benchmarks/tiny_imagenet.py train shard.npz runs/a     # all runs beside each other on one GPU
     python benchmarks/tiny_imagenet.py collect runs/a benchmarks/results/tiny-imagenet-a.json
     python benchmarks/tiny_imagenet.py ship runs/a                # the best seeds become the package's weights
+    infsa ablate --config benchmarks/tiny_imagenet.toml --epochs 30 --data npz:shard.npz --quality-images 400
+    python benchmarks/tiny_imagenet.py document                   # figures and tables of docs/training.md
 
 A run that was cut off goes on where it stopped. `collect` keeps every number that the table and the curves are drawn
 from: configuration, versions, machine, accuracy per seed and epoch.
@@ -23,6 +25,8 @@ from infsa.files import read_json, write_atomically, write_json
 from infsa.models import read_weights
 from infsa.models.presets import SHIPPED, shipped_weights
 from infsa.models.weights import read_data_config
+from infsa.report.ablation import ablation_table, draw_ablation
+from infsa.report.documents import write_tables
 from infsa.report.training import draw_comparison
 from infsa.train import RECIPES, list_checkpoints, read_recipe
 from infsa.train import train as train_recipe
@@ -78,16 +82,15 @@ def collect(out: Path, to: Path) -> None:
 
 @app.command()
 def document() -> None:
-    """Draw the curves and fill in the table of docs/training.md, from the files in results/."""
+    """Draw the figures and fill in the tables of docs/training.md, from the files in results/."""
     root = Path(__file__).parents[1]
-    files = sorted((root / "benchmarks" / "results").glob("tiny-imagenet-?.json"))
-    shards = {path.stem[-1]: read_json(path) for path in files}
-    draw_comparison(shards, root / "docs" / "images" / "tiny-imagenet.png")
-    text = (root / "docs" / "training.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition("<!-- table results -->\n")
-    after = rest[rest.index("<!-- end -->") :]
-    whole = f"{before}<!-- table results -->\n{results_table(shards)}{after}"
-    (root / "docs" / "training.md").write_text(whole, encoding="utf-8")
+    results, images = root / "benchmarks" / "results", root / "docs" / "images"
+    shards = {path.stem[-1]: read_json(path) for path in sorted(results.glob("tiny-imagenet-?.json"))}
+    ablation = read_json(results / "ablation.json")
+    draw_comparison(shards, images / "tiny-imagenet.png")
+    draw_ablation(ablation, images / "ablation.png")
+    tables = {"results": results_table(shards), "ablation": ablation_table(ablation)}
+    write_tables(root / "docs" / "training.md", tables)
 
 
 def results_table(shards: dict[str, dict[str, list[dict[str, Any]]]]) -> str:

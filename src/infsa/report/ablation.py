@@ -37,6 +37,21 @@ def cell(row: dict[str, Any], name: str) -> str:
     return ""
 
 
+def ablation_table(summary: dict[str, Any]) -> str:
+    """The rows of an ablation in Markdown, without the columns that no row has.
+
+    Example:
+        >>> print(ablation_table(summary))
+    """
+    rows = summary["rows"]
+    names = [name for name in COLUMNS if any(cell(row, name) for row in rows)]
+    lines = [[*rows[0]["point"], *(COLUMNS[name][0] for name in names)]]
+    lines.append(["---"] * len(lines[0]))
+    for row in rows:
+        lines.append([str(value) for value in row["point"].values()] + [cell(row, name) or "none" for name in names])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def draw_ablation(summary: dict[str, Any], path: str | Path) -> Path:
     """One panel per number that the points share, every seed as a dot, the mean as a bar.
 

@@ -19,7 +19,7 @@ from ..provenance import provenance
 from .checkpoint import list_checkpoints
 from .feed import open_splits
 from .fit import check_same_run, machine_options, train
-from .latency import measure_latency
+from .latency import measure_latency, measuring_device
 from .module import build_model
 from .recipe import Recipe
 
@@ -224,8 +224,10 @@ def _quality(study: Study, point: Point, folder: Path) -> dict[str, float]:
         return {}
     recipe = vary(study.recipe, point)
     data = {"model": (recipe.data, open_splits(recipe)[1])}
-    images = study.quality_images
-    found = study_quality([subject], data, [Removal()], Boxes(), out=folder / "quality", images=images)["runs"]["model"]
+    found = study_quality(
+        [subject], data, [Removal()], Boxes(), out=folder / "quality", images=study.quality_images,
+        device=measuring_device(recipe),
+    )["runs"]["model"]  # fmt: skip
     numbers = {}
     removal = found["removal"]["mean"]
     if last := removal["methods"].get("last"):  # some image was classified well enough

@@ -14,6 +14,16 @@ from .recipe import Recipe
 AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
+def measuring_device(recipe: Recipe) -> torch.device:
+    """Where a recipe's finished model is measured: the first GPU, unless there is none or the recipe asks for the CPU.
+
+    Example:
+        >>> measuring_device(RECIPES["tiny"].override({"accelerator": "cpu"}))
+        device(type='cpu')
+    """
+    return torch.device("cpu" if recipe.accelerator == "cpu" or not torch.cuda.is_available() else "cuda")
+
+
 def measure_latency(
     recipe: Recipe, classes: int, batch: int = 64, warmups: int = 50, timed: int = 300
 ) -> dict[str, float]:
@@ -22,8 +32,7 @@ def measure_latency(
     Example:
         >>> measure_latency(RECIPES["tiny"], classes=10, batch=8, warmups=1, timed=3)["infer_ms"]
     """
-    wants_cpu = recipe.accelerator == "cpu" or not torch.cuda.is_available()
-    device = torch.device("cpu" if wants_cpu else "cuda")
+    device = measuring_device(recipe)
     model = build_model(recipe, classes).to(device)
     run: Any = torch.compile(model) if recipe.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
