@@ -1,0 +1,121 @@
+"""Bytes that a rank sends per layer when the tokens of an image are spread over ranks, forward and backward.
+
+    python benchmarks/communication.py      measure, write results/communication.json and the table in docs/scale.md
+    python benchmarks/communication.py --ranks 2 --tokens 256 512 --out /tmp/communication.json --document ""
+
+Processes on this machine, gloo. What is counted is what a layer hands to torch.distributed
+(``infsa.parallel.Traffic``); it depends neither on the backend nor on the machine. A ring all-reduce sends
+2 (P − 1) / P times its payload, a ring step exactly it.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+import infsa
+from infsa.files import read_json, write_json
+from infsa.provenance import provenance
+
+ROOT = Path(__file__).parents[1]
+MARKS = "<!-- communication: drawn by benchmarks/communication.py -->\n", "<!-- /communication -->\n"
+LAYERS = [  # attention, width, heads: those of the presets
+    ("infsa_linear", 1024, 64),
+    ("infsa_linear", 192, 12),
+    ("infsa_pure", 1024, 16),
+    ("infsa_pure", 192, 3),
+]
+
+
+def main() -> None:
+    options = arguments()
+    rows = []
+    for ranks in options.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(measure, args=(ranks, options.tokens, folder), nprocs=ranks)
+            rows += read_json(Path(folder) / "rows.json")
+    result = {
+        "what": "payload bytes and calls per layer, image and rank, float32; tokens are split evenly",
+        "config": {"ranks": options.ranks, "tokens": options.tokens, "batch": 1, "dtype": "float32"},
+        "made_with": provenance(),
+        "rows": rows,
+    }
+    print(table(result))
+    write_json(result, options.out)
+    if options.document:
+        update(Path(options.document), table(result))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--out", default=ROOT / "benchmarks" / "results" / "communication.json")
+    parser.add_argument("--document", default=ROOT / "docs" / "scale.md")
+    return parser.parse_args()
+
+
+def measure(rank: int, ranks: int, sizes: list[int], folder: str) -> None:
+    """One process of the group; the first one writes the rows."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    rows = [measure_layer(*layer, tokens) for layer in LAYERS for tokens in sizes]
+    if rank == 0:
+        write_json(rows, Path(folder) / "rows.json")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_layer(attention: str, dim: int, heads: int, tokens: int) -> dict[str, int | str]:
+    ranks = dist.get_world_size()
+    kind = {"infsa_linear": infsa.nn.LinearInfSA, "infsa_pure": infsa.nn.PureInfSA}[attention]
+    layer: nn.Module = infsa.parallel.shard_layers(kind(dim, heads), None)
+    x = torch.randn(1, tokens // ranks, dim, requires_grad=True)
+    with infsa.parallel.Traffic() as forward:
+        z = layer(x)
+    with infsa.parallel.Traffic() as backward:
+        z.sum().backward()
+    row: dict[str, int | str] = {"attention": attention, "dim": dim, "heads": heads, "ranks": ranks, "tokens": tokens}
+    for name, traffic in (("forward", forward), ("backward", backward)):
+        for operation, short in (("allreduce_", "all_reduce"), ("send", "send")):
+            row[f"{name}_{short}_calls"] = traffic.calls[operation]
+            row[f"{name}_{short}_bytes"] = traffic.bytes[operation]
+    return row
+
+
+def wire_bytes(row: dict, direction: str) -> float:
+    """What a rank puts on the wire if all-reduces run as rings."""
+    share = 2 * (row["ranks"] - 1) / row["ranks"]
+    return share * row[f"{direction}_all_reduce_bytes"] + row[f"{direction}_send_bytes"]
+
+
+def table(result: dict) -> str:
+    """Kilobytes on the wire per layer, image and rank, by the number of tokens."""
+    sizes = result["config"]["tokens"]
+    lines = [f"| layer | ranks | direction | {' | '.join(f'{n} tokens' for n in sizes)} |"]
+    lines += [f"| {' | '.join(['---'] * (3 + len(sizes)))} |"]
+    places = sorted({(r["attention"], -r["dim"], r["heads"], r["ranks"]) for r in result["rows"]})
+    for attention, minus, heads, ranks in places:
+        rows = {r["tokens"]: r for r in result["rows"]
+                if (r["attention"], -r["dim"], r["heads"], r["ranks"]) == (attention, minus, heads, ranks)}  # fmt: skip
+        for direction in ("forward", "backward"):
+            cells = [f"{wire_bytes(rows[n], direction) / 1e3:,.1f}" for n in sizes]
+            lines.append(f"| `{attention}` {-minus}/{heads} | {ranks} | {direction} | {' | '.join(cells)} |")
+    made = result["made_with"]
+    lines += ["", f"Kilobytes sent per layer, image and rank; width/heads; float32; torch {made['torch']}, gloo."]
+    return "\n".join(lines) + "\n"
+
+
+def update(document: Path, text: str) -> None:
+    """Put the table between its marks."""
+    before, rest = document.read_text(encoding="utf-8").split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    document.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""What a 100,000 x 100,000 image and 1,000 images an hour take, simulated from what was measured.
+
+    python benchmarks/scale_plan.py                    reads results/, writes results/scale-plan.json and docs/scale.md
+    python benchmarks/scale_plan.py --hourly 5000 --out /tmp/plan.json --document ""          another load, a trial
+
+Measured: seconds and bytes per megapixel of streaming (results/streaming*.json), bytes per layer between ranks
+(results/communication.json). Assumed, and written into the result: the network, how much steps of equal work differ
+between devices, and the load. An image is split evenly over a team of devices that wait for each other after every pass
+over the tokens; images of the load arrive at random and wait for the first free team.
+"""
+
+import argparse
+import heapq
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import infsa
+from infsa.files import read_json, write_json
+from infsa.provenance import provenance
+
+ROOT = Path(__file__).parents[1]
+MARKS = "<!-- plan: drawn by benchmarks/scale_plan.py -->\n", "<!-- /plan -->\n"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One measured way to run a model on one device."""
+
+    device: str
+    model: str
+    strategy: str
+    dtype: str
+    seconds_per_megapixel: float
+    bytes_per_megapixel: float | None  # tokens kept between passes, or all in memory; None if not measured
+
+
+@dataclass(frozen=True)
+class Network:
+    """An assumption: rings of point-to-point links."""
+
+    latency: float  # seconds per message
+    bandwidth: float  # bytes per second and link
+
+    def all_reduce(self, payload: float, team: int) -> float:
+        """Seconds of a ring all-reduce."""
+        return 2 * (team - 1) * (self.latency + payload / team / self.bandwidth)
+
+
+def main() -> None:
+    options = arguments()
+    results = Path(options.results)
+    network = Network(options.latency, options.bandwidth)
+    rates = read_rates(results)
+    payloads = {rate.model: layer_payload(rate.model, results / "communication.json") for rate in rates}
+    rng = np.random.default_rng(options.seed)
+    large, load = [], []
+    for rate in rates:
+        for team in options.teams:
+            image = one_image(rate, options.side, team, network, payloads[rate.model], options.jitter, rng)
+            large.append({**asdict(rate), "side": options.side, "team": team, **image})
+        for team in options.teams[:-1]:
+            usual = one_image(rate, options.load_side, team, network, payloads[rate.model], options.jitter, rng)
+            fewest = serve(usual["seconds"], team, options.hourly, options.hours, options.seed)
+            load.append({**asdict(rate), "side": options.load_side, "hourly": options.hourly, "team": team, **fewest})
+    assumed = {name: getattr(options, name) for name in ("latency", "bandwidth", "jitter", "hours", "seed")}
+    plan = {"assumed": assumed, "large": large, "load": load, "made_with": provenance()}
+    print(table(plan))
+    write_json(plan, options.out)
+    if options.document:
+        update(Path(options.document), table(plan))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=100_000, help="pixels along the side of the large image")
+    parser.add_argument("--load-side", type=int, default=18_000, help="the same for the images of the load")
+    parser.add_argument("--hourly", type=int, default=1000, help="images per hour")
+    parser.add_argument("--hours", type=int, default=24, help="length of the simulated load")
+    parser.add_argument("--teams", type=int, nargs="+", default=[1, 8, 64], help="devices that share an image")
+    parser.add_argument("--latency", type=float, default=20e-6, help="seconds per message between devices")
+    parser.add_argument("--bandwidth", type=float, default=25e9, help="bytes per second of a link")
+    parser.add_argument("--jitter", type=float, default=0.05, help="relative spread of equal steps on equal devices")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", default=ROOT / "benchmarks" / "results", help="where the measurements are")
+    parser.add_argument("--out", default=ROOT / "benchmarks" / "results" / "scale-plan.json")
+    parser.add_argument("--document", default=ROOT / "docs" / "scale.md")
+    return parser.parse_args()
+
+
+# Measurements
+
+
+def read_rates(results: Path) -> list[Rate]:
+    """Every strategy that benchmarks/streaming.py has measured."""
+    rates = []
+    for path in sorted(results.glob("streaming*.json")):
+        content = read_json(path)
+        for section in ("strategies", "gpu"):
+            if section not in content:
+                continue
+            measured = content[section]
+            made = measured["provenance"]
+            device = made.get("gpu", f"{made['cpu']}, {made['threads']} threads")
+            rates += [rate_of(row, device, measured) for row in measured["rows"]]
+    if not rates:
+        raise SystemExit(f"no measurement in {results}/streaming*.json: run benchmarks/streaming.py strategies or gpu")
+    return rates
+
+
+def rate_of(row: dict[str, Any], device: str, measured: dict[str, Any]) -> Rate:
+    model, kept = measured["model"], row.get("where", "nowhere")
+    strategy = row.get("strategy", row.get("run")) + (f" to {kept}" if kept != "nowhere" else "")
+    dtype = row.get("dtype", "torch.float32").removeprefix("torch.")
+    held = row.get("token_bytes_per_megapixel")
+    if held is None and strategy == "in memory":
+        held = row["device_peak"] and row["device_peak"] / (measured["side"] ** 2 / 1e6)
+    elif held is None:
+        held = token_bytes(model, dtype) if strategy.startswith("spill") else 0.0
+    return Rate(device, model, strategy, dtype, row["seconds_per_megapixel"], held)
+
+
+def shape_of(model: str) -> Any:
+    with torch.device("meta"):
+        return infsa.create_model(model)
+
+
+def token_bytes(model: str, dtype: str) -> float:
+    """Bytes of a megapixel's tokens: arithmetic, for rows that do not carry it."""
+    shape = shape_of(model)
+    rows, columns = shape.patch_embed.patch_size
+    return 1e6 / (rows * columns) * shape.embed_dim * torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+
+
+def layer_payload(model: str, path: Path) -> tuple[int, float]:
+    """Layers, and the measured bytes of a layer's all-reduces, which no number of tokens or ranks may change."""
+    shape = shape_of(model)
+    wanted = (shape.attention, shape.embed_dim, shape.num_heads)
+    rows = [row for row in read_json(path)["rows"] if (row["attention"], row["dim"], row["heads"]) == wanted]
+    sizes = {row["forward_all_reduce_bytes"] for row in rows}
+    if len(sizes) != 1:
+        raise SystemExit(f"{path} must hold one size for {wanted}, got {sorted(sizes)}")
+    return len(shape.blocks), sizes.pop()
+
+
+# Simulation
+
+
+def one_image(
+    rate: Rate,
+    side: int,
+    team: int,
+    network: Network,
+    payload: tuple[int, float],
+    jitter: float,
+    rng: np.random.Generator,
+    runs: int = 200,
+) -> dict[str, float]:
+    """Seconds for one image: after each of two passes per layer the team waits for its slowest and adds its sums."""
+    layers, size = payload
+    patch = shape_of(rate.model).patch_embed.patch_size[0]
+    rows = np.array([len(part) for part in np.array_split(np.arange(-(-side // patch)), team)])
+    megapixels = rows * patch * side / 1e6  # of each device
+    phases = 2 * layers + 1
+    work = megapixels * rate.seconds_per_megapixel / phases
+    steps = work * np.exp(rng.normal(0, jitter, (runs, phases, team)))
+    compute = statistics.median(steps.max(-1).sum(-1).tolist())
+    talk = 2 * layers * network.all_reduce(size / 2, team)
+    held = None if rate.bytes_per_megapixel is None else float(rate.bytes_per_megapixel * megapixels.max())
+    return {
+        "seconds": compute + talk,
+        "seconds_talking": talk,
+        "seconds_waiting": statistics.median((steps.max(-1) - steps.mean(-1)).sum(-1).tolist()),
+        "bytes_kept_per_device": held,
+        "bytes_sent_per_device": 2 * (team - 1) / team * layers * size,
+    }
+
+
+def serve(seconds: float, team: int, hourly: int, hours: int, seed: int) -> dict[str, float]:
+    """The fewest teams that keep up (95 % of the images done within three times their own work), and what they do."""
+    teams = max(1, int(hourly * seconds / 3600))
+    while True:
+        busy, delays = simulate_load(seconds, teams, hourly, hours, seed)
+        if statistics.quantiles(delays, n=20)[-1] <= 3 * seconds:
+            break
+        teams += 1
+    return {
+        "seconds_per_image": seconds,
+        "devices": teams * team,
+        "busy": busy,
+        "median_delay": statistics.median(delays),
+        "delay_of_95_percent": statistics.quantiles(delays, n=20)[-1],
+    }
+
+
+def simulate_load(seconds: float, teams: int, hourly: int, hours: int, seed: int) -> tuple[float, list[float]]:
+    """First come, first served: the share of time that teams work, and from arrival to answer, per image."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(3600 / hourly, hourly * hours))
+    free = [0.0] * teams
+    delays = []
+    for arrival in arrivals.tolist():
+        end = max(arrival, heapq.heappop(free)) + seconds
+        heapq.heappush(free, end)
+        delays.append(end - arrival)
+    return len(delays) * seconds / (teams * max(free)), delays
+
+
+# The document
+
+
+def table(plan: dict[str, Any]) -> str:
+    """Both answers as tables."""
+    side, load = plan["large"][0]["side"], plan["load"][0]
+    lines = [f"One image of {side:,} x {side:,} pixels:", ""]
+    lines += ["| measured on | model | strategy | devices | time | of it talking | waiting | kept per device |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for row in plan["large"]:
+        cells = [row["device"], f"`{row['model']}`", f"{row['strategy']}, {row['dtype']}", f"{row['team']}"]
+        cells += [duration(row["seconds"]), duration(row["seconds_talking"]), duration(row["seconds_waiting"])]
+        held = row["bytes_kept_per_device"]
+        cells.append("?" if held is None else f"{held / 1e9:.1f} GB")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", f"{load['hourly']:,} images of {load['side']:,} x {load['side']:,} pixels an hour:", ""]
+    lines += ["| measured on | model | strategy | devices per image | fewest devices | busy | done in (median; 95 %) |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    for row in plan["load"]:
+        cells = [row["device"], f"`{row['model']}`", f"{row['strategy']}, {row['dtype']}", f"{row['team']}"]
+        cells += [f"{row['devices']:,}", f"{row['busy']:.0%}"]
+        cells.append(f"{duration(row['median_delay'])}; {duration(row['delay_of_95_percent'])}")
+        lines.append(f"| {' | '.join(cells)} |")
+    assumed = plan["assumed"]
+    lines += ["", "Simulated from the measurements, with assumed links of "]
+    lines[-1] += (
+        f"{assumed['bandwidth'] / 1e9:g} GB/s and {assumed['latency'] * 1e6:g} µs per message, steps that differ "
+    )
+    lines[-1] += f"by {assumed['jitter']:.0%}, and images that arrive at random over {assumed['hours']} hours."
+    return "\n".join(lines) + "\n"
+
+
+def duration(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs" if seconds > 0 else "0"
+
+
+def update(document: Path, text: str) -> None:
+    """Put the tables between their marks."""
+    before, rest = document.read_text(encoding="utf-8").split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    document.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

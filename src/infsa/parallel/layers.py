@@ -1,0 +1,183 @@
+"""The two attention layers with their tokens spread over ranks: same parameters, same names, another forward."""
+
+from torch import Tensor, nn
+
+from ..nn.infsa import (
+    LinearInfSA,
+    PureInfSA,
+    merge_heads,
+    project_out,
+    project_values,
+    scale_heads,
+    zero_padding,
+)
+from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
+from ..ops import Pooled, spread
+from .linear import central_pool
+from .ranks import Group, Ranks
+from .ring import pure_attention
+from .strips import Strips
+
+
+class ShardedLinearInfSA(LinearInfSA):
+    """:class:`infsa.nn.LinearInfSA` on this rank's tokens; made by :func:`shard_layers`.
+
+    Example:
+        >>> shard_layers(infsa.nn.LinearInfSA(512, 8), group=None)(tokens).shape == tokens.shape
+        True
+    """
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend: x (B, N, D) -> (B, N, D), N this rank's tokens, which may be none."""
+        if is_causal:
+            raise ValueError("is_causal=True is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
+        return _linear(self, self.ranks, x, key_mask)
+
+
+class ShardedPureInfSA(PureInfSA):
+    """:class:`infsa.nn.PureInfSA` on this rank's tokens; made by :func:`shard_layers`.
+
+    Example:
+        >>> shard_layers(infsa.nn.PureInfSA(512, 8), group=None)(tokens, is_causal=True).shape == tokens.shape
+        True
+    """
+
+    ranks: Ranks
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Attend: x (B, N, D) -> (B, N, D), N this rank's tokens, which may be none."""
+        if attn_mask is not None:
+            raise ValueError("attn_mask is not offered over ranks; key_mask and is_causal are")
+        return _pure(self, self.ranks, x, key_mask, None, is_causal)
+
+
+class ShardedLinearAttention(LinearInfSAAttention):
+    """The mechanism ``infsa_linear`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`.
+
+    Example:
+        >>> shard_model(model, None).blocks[0].attn
+    """
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor, grid: Strips, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Attend: x (B, N, D) -> (B, N, D), N = the tokens of this rank's strip."""
+        return _linear(self, self.ranks, x, key_mask)
+
+
+class ShardedPureAttention(PureInfSAAttention):
+    """The mechanism ``infsa_pure`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`.
+
+    Example:
+        >>> shard_model(model, None).blocks[0].attn
+    """
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor, grid: Strips, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Attend: x (B, N, D) -> (B, N, D), N = the tokens of this rank's strip."""
+        return _pure(self, self.ranks, x, key_mask, grid.tokens, False)
+
+
+SHARDED: dict[type[nn.Module], type[nn.Module]] = {
+    LinearInfSA: ShardedLinearInfSA,
+    PureInfSA: ShardedPureInfSA,
+    LinearInfSAAttention: ShardedLinearAttention,
+    PureInfSAAttention: ShardedPureAttention,
+}
+
+
+def shard_layers(module: nn.Module, group: Group) -> nn.Module:
+    """Let every InfSA layer inside a module of your own meet the tokens of the other ranks; changes it in place.
+
+    Everything else must treat tokens one by one. Parameters and their names stay. For an InfViT, whose positions and
+    pooling depend on the whole image, use :func:`infsa.parallel.shard_model`.
+
+    Example:
+        >>> decoder = shard_layers(MyDecoder(), mesh["sequence"])
+        >>> decoder(tokens_of_this_rank)
+    """
+    layers = [layer for layer in module.modules() if type(layer) in (LinearInfSA, PureInfSA)]
+    if not layers:
+        raise ValueError(f"{type(module).__name__} holds no LinearInfSA or PureInfSA layer")
+    shard_each(layers, Ranks.of(group))
+    return module
+
+
+def shard_each(layers: list[nn.Module], ranks: Ranks) -> None:
+    """Give each layer its sharded class, after all have been checked.
+
+    Example:
+        >>> shard_each([block.attn for block in model.blocks], ranks)
+    """
+    for layer in layers:
+        if layer.impl not in ("auto", "chunked"):
+            raise ValueError(f"impl must be 'auto' or 'chunked' over ranks, got {layer.impl!r}")
+        if getattr(layer, "hops", 1) == float("inf"):
+            raise ValueError("hops=inf is not offered over ranks; a finite number of hops is")
+    for layer in layers:
+        layer.ranks = ranks  # type: ignore[assignment]
+        layer.__class__ = SHARDED[type(layer)]  # as torch's fully_shard does: hooks, names and parameters stay
+
+
+def _linear(layer: LinearInfSA, ranks: Ranks, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    x = zero_padding(x, key_mask)
+    q, k = layer._project(x)
+    pooled = central_pool(
+        q,
+        k,
+        x.unsqueeze(1),
+        group=ranks,
+        activation=layer.activation,
+        key_mask=key_mask,
+        iterations=layer.iterations,
+        queries=layer.queries,
+        eps=layer.eps,
+        project=lambda mean: _project_values(layer, mean, mean.new_zeros(mean.shape[:3])),
+    )
+    bias = _project_values(layer, x.new_zeros(*pooled.mass.shape, x.shape[2]), pooled.mass)
+    values = pooled.mean.to(bias.dtype) + bias
+    rows = project_out(merge_heads(scale_heads(values, layer.decay())), layer.extra, layer.proj)
+    if pooled.groups is None:
+        return rows.expand(-1, x.shape[1], -1)
+    return spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
+
+
+def _project_values(layer: LinearInfSA, mean: Tensor, mass: Tensor) -> Tensor:
+    """mean W_Vᵀ + mass b_V, head by head."""
+    return project_values(Pooled(mean, mass, None), layer.v, layer.num_heads)
+
+
+def _pure(
+    layer: PureInfSA,
+    ranks: Ranks,
+    x: Tensor,
+    key_mask: Tensor | None,
+    tokens: tuple[int, ...] | None,
+    is_causal: bool,
+) -> Tensor:
+    if layer.training and layer.dropout > 0:
+        raise ValueError(f"dropout on attention weights is not offered over ranks, got {layer.dropout}")
+    q, k, v = layer._project(zero_padding(x, key_mask))
+    z = pure_attention(
+        q,
+        k,
+        v,
+        group=ranks,
+        tokens=tokens,
+        gamma=layer.decay(),
+        activation=layer.activation,
+        key_mask=key_mask,
+        is_causal=is_causal,
+        hops=int(layer.hops),
+        eps=layer.eps,
+    )
+    return project_out(merge_heads(z), layer.extra, layer.proj)

@@ -1,0 +1,146 @@
+"""Linear-InfSA over tokens that are spread over ranks: two small sums are all that travels."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import library, spread
+from ..ops.linear import Pooled
+from ..ops.masking import resolve_token_masks, zero_masked
+from ..ops.validate import (
+    cast_output,
+    check_activation,
+    check_attention_inputs,
+    check_count,
+    check_eps,
+    decay_per_head,
+    shape_of,
+)
+from .ranks import Group, Ranks
+
+
+def central_pool(
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    *,
+    group: Group,
+    activation: str = "relu",
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    iterations: int = 1,
+    queries: int = 1,
+    eps: float = 1e-6,
+    project: Callable[[Tensor], Tensor] | None = None,
+) -> Pooled:
+    """:func:`infsa.ops.central_pool` of the tokens of all ranks; every rank receives the same result.
+
+    Each rank brings its own tokens (any number, none included) and their masks. One all-reduce of H m (d + 1) numbers
+    per image forms q̄ (``iterations - 1`` more of H m (d + 2) refine it), one of H m (width + 2) the pool. ``project``,
+    a linear map (B, H, m, width) -> (B, H, m, w), acts on what each rank pooled before it is sent: the value projection
+    of a layer, W_V without its bias, makes that H m (d + 2) too.
+
+    Example:
+        >>> infsa.parallel.central_pool(q, q, x.unsqueeze(1), group=mesh["sequence"]).mean.shape
+        torch.Size([1, 8, 1, 512])
+    """
+    ranks = Ranks.of(group)
+    check_shards(q, k)
+    if values.dim() != 4 or values.shape[1] not in (1, q.shape[1]) or values.shape[2] != k.shape[2]:
+        raise ValueError(f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}")
+    check_activation(activation)
+    check_eps(eps)
+    check_count(iterations, "iterations")
+    check_count(queries, "queries")
+    if iterations > 1 and q.shape[2] != k.shape[2]:
+        raise ValueError(f"iterations={iterations!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    key_mask, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
+    tied = q is k and query_mask is key_mask
+    q = zero_masked(q, query_mask)
+    k = q if tied else zero_masked(k, key_mask)
+    values = zero_masked(values, key_mask)
+
+    blocks = _blocks(ranks, q, query_mask, queries) if queries > 1 else None
+    q, k, values = (_filled(x) for x in (q, k, values))
+    groups = None if blocks is None else nn.functional.pad(blocks, (0, q.shape[2] - blocks.shape[1]))
+    total, vectors = ranks.add(*library.linear_energy_sums(q, groups, queries))
+    central = _mean(vectors, total, eps)
+    for _ in range(iterations - 1):
+        total, _, vectors = ranks.add(*library.linear_score_sums(central, k, q, activation))
+        central = _mean(vectors, total, eps)
+    total, signed, vectors = library.linear_score_sums(central, k, values, activation)
+    if project is not None:  # of a mean, not of a sum: it stays in the range of half precision
+        weight = (total + eps).unsqueeze(-1)
+        vectors = project(vectors / weight).to(total.dtype) * weight
+    total, signed, vectors = ranks.add(total, signed, vectors)
+    return Pooled(_mean(vectors, total, eps), signed / (total + eps), blocks)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Group,
+    gamma: float | Tensor = 0.7,
+    activation: str = "relu",
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    iterations: int = 1,
+    queries: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """:func:`infsa.linear_attention` of tokens that are spread over ranks, in rank order.
+
+    Returns (B, H, 1, dv), the same on every rank; with ``queries > 1`` the rows of this rank's queries, (B, H, N, dv).
+
+    Example:
+        >>> infsa.parallel.linear_attention(q, k, v, group=None).shape
+        torch.Size([1, 64, 1, 16])
+    """
+    check_shards(q, k, v)
+    decay = decay_per_head(gamma, q.shape[1], q)
+    _, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
+    pooled = central_pool(
+        q,
+        k,
+        v,
+        group=group,
+        activation=activation,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        iterations=iterations,
+        queries=queries,
+        eps=eps,
+    )
+    return spread(cast_output(decay * pooled.mean, q.dtype), pooled.groups, query_mask)
+
+
+def check_shards(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
+    """The checks of :mod:`infsa.ops`, except that a rank may have no tokens.
+
+    Example:
+        >>> check_shards(q, k, v)
+    """
+    if v is not None and v.shape[2:3] != k.shape[2:3]:
+        raise ValueError(f"k and v must have the same number of tokens, got {shape_of(k)} and {shape_of(v)}")
+    check_attention_inputs(_filled(q), _filled(k), None if v is None else _filled(v))
+
+
+def _filled(x: Tensor) -> Tensor:
+    """One zero token in place of none: it has no energy and no score."""
+    return nn.functional.pad(x, (0, 0, 0, 1)) if x.dim() == 4 and x.shape[2] == 0 else x
+
+
+def _blocks(ranks: Ranks, q: Tensor, query_mask: Tensor | None, count: int) -> Tensor:
+    """Block ⌊i·m/N⌋ of each of this rank's queries, (B, N); i and N count the real tokens of all ranks."""
+    real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if query_mask is None else query_mask
+    counts = ranks.gather(real.sum(-1))  # (P, B)
+    before, total = counts[: ranks.rank].sum(0), counts.sum(0).clamp_min(1)
+    position = before[:, None] + real.long().cumsum(-1) - 1
+    return (position * count // total[:, None]).clamp(0, count - 1)
+
+
+def _mean(vectors: Tensor, total: Tensor, eps: float) -> Tensor:
+    return vectors / (total + eps).unsqueeze(-1)

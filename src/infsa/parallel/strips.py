@@ -1,0 +1,123 @@
+"""An image cut into horizontal strips, one per rank, and what a strip must know of the whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.positions import base_coordinates, cubic_weights, sincos_positions
+from ..ops.validate import check_count
+from .ranks import Group, Ranks
+
+
+@dataclass(frozen=True)
+class Strips:
+    """The patch rows of every rank, from the top of the image down, and which rank this is.
+
+    Example:
+        >>> Strips(rows=(8, 8, 4), columns=14, rank=2, num_prefix=1).tokens
+        (113, 112, 56)
+    """
+
+    rows: tuple[int, ...]
+    columns: int
+    rank: int
+    num_prefix: int  # prefix tokens, which live on rank 0
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of every rank.
+
+        Example:
+            >>> strips.tokens[strips.rank]
+        """
+        prefixes = [self.num_prefix, *[0] * (len(self.rows) - 1)]
+        return tuple(prefix + rows * self.columns for prefix, rows in zip(prefixes, self.rows, strict=True))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The patch grid of the whole image.
+
+        Example:
+            >>> strips.grid
+            (20, 14)
+        """
+        return sum(self.rows), self.columns
+
+    @property
+    def own(self) -> slice:
+        """This rank's patch rows.
+
+        Example:
+            >>> strips.own
+            slice(16, 20, None)
+        """
+        first = sum(self.rows[: self.rank])
+        return slice(first, first + self.rows[self.rank])
+
+
+def strip_of(height: int, patch: int, group: Group) -> slice:
+    """The pixel rows of an image that this rank should read: whole patches, as evenly as they go.
+
+    Example:
+        >>> strip_of(100_000, 16, mesh["sequence"])  # the first of eight ranks
+        slice(0, 12512, None)
+    """
+    check_count(height, "height")
+    check_count(patch, "patch")
+    ranks = Ranks.of(group)
+    rows, more = divmod(-(-height // patch), ranks.size)
+    first = ranks.rank * rows + min(ranks.rank, more)
+    stop = first + rows + (ranks.rank < more)
+    return slice(min(first * patch, height), min(stop * patch, height))
+
+
+def check_heights(heights: Sequence[int], patch: int, pads: bool) -> tuple[int, ...]:
+    """Patch rows per rank; only the lowest strip may end inside a patch, and only if the model pads.
+
+    Example:
+        >>> check_heights([128, 100], patch=16, pads=True)
+        (8, 7)
+    """
+    filled = [rank for rank, height in enumerate(heights) if height]
+    if not filled:
+        raise ValueError(f"at least one rank must hold a part of the image, got strips of heights {list(heights)}")
+    for rank in filled:
+        if heights[rank] % patch and not (pads and rank == filled[-1]):
+            hint = "" if pads else "; dynamic_img_pad=True pads the lowest one"
+            raise ValueError(f"strip heights must be multiples of the patch {patch}, got {list(heights)}{hint}")
+    return tuple(-(-height // patch) for height in heights)
+
+
+def learned_positions(table: Tensor, base: tuple[int, int], strips: Strips) -> Tensor:
+    """The rows of a position table (h0·w0, D), resized to the whole grid, that belong to this strip: (n, D).
+
+    Example:
+        >>> learned_positions(model.pos_embed[0, 1:], (14, 14), strips).shape
+        torch.Size([56, 1024])
+    """
+    if strips.grid == tuple(base):
+        return table.unflatten(0, base)[strips.own].flatten(0, 1)
+    dtype = torch.promote_types(table.dtype, torch.float32)
+    with torch.autocast(table.device.type, enabled=False):
+        down, across = (
+            base_coordinates(size, b, dtype, table.device) for size, b in zip(strips.grid, base, strict=True)
+        )
+        rows, columns = cubic_weights(down[strips.own], base[0]), cubic_weights(across, base[1])
+        by_row = torch.einsum("ia,abd->ibd", rows, table.to(dtype).unflatten(0, base))
+        return torch.einsum("jb,ibd->ijd", columns, by_row).flatten(0, 1).to(table.dtype)
+
+
+def fixed_positions(base: tuple[int, int], strips: Strips, dim: int, like: Tensor) -> Tensor:
+    """The sines and cosines of this strip, (n, D): half the channels follow the row, half the column.
+
+    Example:
+        >>> fixed_positions((14, 14), strips, 1024, model.patch_embed.proj.weight).shape
+        torch.Size([56, 1024])
+    """
+    height, width = strips.grid
+    down = sincos_positions(base, (height, 1), dim, like.dtype, like.device)[strips.own, : dim // 2]
+    across = sincos_positions(base, (1, width), dim, like.dtype, like.device)[:, dim // 2 :]
+    both = [down[:, None].expand(-1, width, -1), across.expand(down.shape[0], -1, -1)]
+    return torch.cat(both, -1).flatten(0, 1).to(like.dtype)
