@@ -1,0 +1,81 @@
+"""Draw the figures and fill in the tables of docs/benchmarks.md, from result files only.
+
+infsa bench --preset table1 --preset resolution --preset limits --out benchmarks/results/bench-h200.json
+python benchmarks/table1.py
+"""
+
+from pathlib import Path
+
+from infsa.bench.results import read_results
+from infsa.report import bench_documents, bench_tables
+from infsa.report.bench_figures import draw_bench, save
+from infsa.report.documents import write_tables
+from infsa.report.published import accuracy_figure
+from infsa.report.quality_tables import Rows, markdown
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images" / "bench"
+GPU, CPU = RESULTS / "bench-h200.json", RESULTS / "bench-quick-cpu.json"
+NOT_RUN = "Not run yet.\n"
+
+
+def main() -> None:
+    """Every table and figure for which there is a result file; the others say that there is none."""
+    tables = {"flop-crossover": markdown(bench_tables.flop_crossover_table())}
+    save(accuracy_figure(), IMAGES / "accuracy.png")
+    names = ("table1-4l", "table1-24l", "stress", "compiled", "crossover", "limits", "slopes", "checks", "machine")
+    tables |= dict.fromkeys((*names, "figures"), NOT_RUN)
+    if GPU.exists():
+        content = read_results(GPU)
+        tables |= {name: filled(table) for name, table in gpu_tables(content).items()}
+        tables["machine"] = machine(content)
+        drawn = draw_bench(content, IMAGES)
+        tables["figures"] = "".join(f"![{path.stem}](images/bench/{path.name})\n\n" for path in drawn)
+    tables["quick"] = tables["quick-figure"] = NOT_RUN
+    if CPU.exists():
+        content = read_results(CPU)
+        tables["quick"] = machine(content) + "\n" + slopes(content)
+        paths = draw_bench(content, IMAGES / "quick")
+        tables["quick-figure"] = "".join(f"![{path.stem}](images/bench/quick/{path.name})\n" for path in paths)
+    write_tables(ROOT / "docs" / "benchmarks.md", tables)
+
+
+def gpu_tables(content: dict) -> dict[str, Rows | str]:
+    """The tables of a run on a GPU, by their marks in the document."""
+    return {
+        "table1-4l": bench_documents.table1(content, "4L-64H"),
+        "table1-24l": bench_documents.table1(content, "24L-16H"),
+        "stress": bench_documents.stress_table(content),
+        "compiled": bench_documents.compiled_table(content),
+        "crossover": bench_documents.crossover_table(content),
+        "limits": bench_tables.limit_table(content),
+        "slopes": slopes(content),
+        "checks": bench_tables.check_table(content),
+    }
+
+
+def filled(table: Rows | str) -> str:
+    """A table in Markdown, or the words that there is none."""
+    if isinstance(table, Rows):
+        return markdown(table) if table.rows else NOT_RUN
+    return table or NOT_RUN
+
+
+def slopes(content: dict) -> str:
+    """All slope tables, each under its name."""
+    return "\n".join(f"{name}:\n\n{markdown(table)}" for name, table in bench_tables.slope_tables(content).items())
+
+
+def machine(content: dict) -> str:
+    """The machine and the versions, in one line."""
+    facts = content["machines"][-1]
+    where = facts.get("gpu") or f"{facts['cpu']}, {facts['threads']} threads"
+    idle = content.get("idle_watts")
+    watts = f", idle {idle:.0f} W" if idle else ""
+    several = f", {len(content['machines'])} machines of this kind" if len(content["machines"]) > 1 else ""
+    return f"{where}{several}; torch {facts['torch']}; energy: {facts['energy']}{watts}.\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Speed, memory, energy and multiply-adds of the compared mechanisms, measured so that the numbers can be believed."""
+
+from .cases import NINE, VARIANTS, Case
+from .flops import count, flop_crossover, formula
+from .memory import largest
+from .presets import PRESETS
+from .results import read_results
+from .suite import Settings, run_plan
+
+__all__ = [
+    "NINE",
+    "PRESETS",
+    "VARIANTS",
+    "Case",
+    "Settings",
+    "count",
+    "flop_crossover",
+    "formula",
+    "largest",
+    "read_results",
+    "run_plan",
+]

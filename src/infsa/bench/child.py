@@ -1,0 +1,121 @@
+"""The parent's side of the worker: ask, wait no longer than allowed, notice death, start again."""
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+COMMAND = (sys.executable, "-m", "infsa.bench.worker")
+START = 120.0  # seconds that a start may take
+
+
+class Child:
+    """A worker process that is started when it is asked something, and again after it died.
+
+    Example:
+        >>> with Child("cpu") as child:
+        ...     child.ask({"job": "facts"}, limit=60)["torch"]
+    """
+
+    def __init__(self, device: str, cap: int | None = None, command: tuple[str, ...] = COMMAND) -> None:
+        self.options = {"device": device, "cap": cap}
+        self.command = command
+        self.process: subprocess.Popen[str] | None = None
+        self.starts = 0
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ask(self, job: dict[str, Any], limit: float, meanwhile: Callable[[], object] | None = None) -> dict[str, Any]:
+        """The worker's answer; ``{"failed": why, "ran_out": what, "died": True}`` if it died or took too long.
+
+        ``meanwhile`` is called while the worker works.
+        """
+        if self.process is None:
+            self._start()
+            limit += START
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+            if meanwhile is not None:
+                meanwhile()
+            line = self.answers.get(timeout=limit)
+        except BrokenPipeError:
+            line = None
+        except queue.Empty:
+            self.stop()
+            return {"failed": f"stopped after {limit:.0f} s", "ran_out": "time", "died": True}
+        if line is None:
+            return self._died()
+        answer = json.loads(line)
+        if answer.get("broken"):
+            self.stop()
+        return answer
+
+    def _start(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the parent alone
+        )
+        self.starts += 1
+        self.answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_forward, args=(self.process.stdout, self.answers), daemon=True).start()
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(self.options) + "\n")
+
+    def _died(self) -> dict[str, Any]:
+        assert self.process is not None
+        code = self.process.wait()
+        self.errors.seek(0)
+        words = self.errors.read()
+        last = (words.strip().splitlines() or [""])[-1][:200]
+        self.stop()
+        if code < 0:
+            name = signal.Signals(-code).name
+            starved = code == -signal.SIGKILL or "bad_alloc" in words
+            reason = f"the process died of {name}" + (f": {last}" if last else "")
+            return {"failed": reason, "ran_out": "host memory" if starved else None, "died": True}
+        return {"failed": f"the process left with code {code}: {last}", "ran_out": None, "died": True}
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None:
+                _close(stream)
+        self.process = None
+
+
+def _close(stream: IO[str]) -> None:
+    try:
+        stream.close()
+    except BrokenPipeError:  # a line that never reached the process
+        return
+
+
+def _forward(stream: IO[str] | None, answers: "queue.Queue[str | None]") -> None:
+    assert stream is not None
+    try:
+        for line in stream:
+            answers.put(line)
+    except ValueError:  # closed while reading
+        pass
+    answers.put(None)

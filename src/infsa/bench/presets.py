@@ -1,0 +1,146 @@
+"""Plans: groups of cases that are timed in turns, the most important first."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..ops import validate
+from .cases import NINE, PEERS, Case
+
+Plan = list[list[Case]]
+FOUR: dict[str, Any] = {"depth": 4, "heads": 64}
+DEEP: dict[str, Any] = {"depth": 24, "heads": 16}
+VIT_B: dict[str, Any] = {"depth": 12, "heads": 12, "width": 768}
+FUSED = ("softmax-flash", "softmax-cudnn")
+
+
+def pure_names() -> tuple[str, ...]:
+    """Pure InfSA as ``impl="auto"`` runs it, and the Triton kernels beside it as long as that is not what it takes.
+
+    Example:
+        >>> pure_names()
+        ('infsa_pure', 'infsa_pure-triton')
+    """
+    both = validate.HAS_TRITON and not validate.KERNELS_BY_DEFAULT
+    return ("infsa_pure", "infsa_pure-triton") if both else ("infsa_pure",)
+
+
+def fast_pure() -> str:
+    """The faster way to compute Pure InfSA on a GPU.
+
+    Example:
+        >>> fast_pure()
+        'infsa_pure-triton'
+    """
+    return pure_names()[-1]
+
+
+def table_names() -> tuple[str, ...]:
+    """The rows of the table: InfSA and softmax first, unfused and fused, then the peers.
+
+    Example:
+        >>> table_names()[:2]
+        ('infsa_linear', 'softmax-naive')
+    """
+    return ("infsa_linear", "softmax-naive", *FUSED, *pure_names(), *PEERS)
+
+
+def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields: Any) -> list[Case]:
+    """One case per mechanism at a square resolution; those in ``energy`` get an energy window too.
+
+    Example:
+        >>> group(["soft", "mlla"], 512, mode="train")[0].key
+        'model/4L-64H/train/512x512/b1/bfloat16/soft'
+    """
+    return [Case(name, size=(side, side), energy=name in energy, **fields) for name in names]
+
+
+def table1() -> Plan:
+    """The paper's Table 1: both configurations, then the stress test, then compiled models, then what the paper skips.
+
+    Example:
+        >>> len(table1()[0])
+        12
+    """
+    names, few = table_names(), ("infsa_linear", "softmax-naive", "softmax-flash", fast_pure())
+    linear = ["infsa_linear"]
+    three = ("infsa_linear", "softmax", fast_pure())
+    others = (*FUSED, fast_pure(), *PEERS, "softmax-naive")
+    return [
+        group(names, 1024, energy=names, **FOUR),
+        group(linear, 9216, **FOUR),
+        group(linear, 4096, mode="train", **FOUR),
+        group(linear, 9216, **DEEP),
+        group(names, 512, mode="train", energy=few[:3], **FOUR),
+        group(names, 1024, energy=few, **DEEP),
+        group(names, 512, mode="train", **DEEP),
+        group(three, 1024, compile="reduce-overhead", **FOUR),
+        group(linear, 9216, compile="default", **FOUR),
+        group(("infsa_linear", "softmax"), 4096, mode="train", compile="default", **FOUR),
+        group(three, 1024, compile="reduce-overhead", **DEEP),
+        group(others, 4096, mode="train", **FOUR),
+        group((*PEERS, "softmax-naive", fast_pure(), "softmax-cudnn"), 9216, **FOUR),
+    ]
+
+
+def resolution() -> Plan:
+    """Latency and memory against resolution, for the crossovers and the slopes; one size is not square.
+
+    Example:
+        >>> resolution()[0][0].size
+        (512, 512)
+    """
+    names = table_names()
+    quick = tuple(name for name in names if name not in ("infsa_pure", "softmax-naive") or name == fast_pure())
+    plan = [group(names, side, **FOUR) for side in (512, 224, 1024, 2048)]
+    plan += [group(quick, 4096, **FOUR)]
+    plan += [group(FUSED, side, **VIT_B) for side in (224, 512, 1024, 2048)]
+    plan += [group(names, side, mode="train", **FOUR) for side in (224, 512, 1024)]
+    plan += [group(quick, 2048, mode="train", **FOUR)]
+    plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]
+    layer: dict[str, Any] = {"part": "attention", "depth": 1, "heads": 64}
+    return plan + [group(quick, side, **layer) for side in (1024, 1536, 2048, 3072, 4096)]
+
+
+def limits() -> Plan:
+    """The largest resolution of every mechanism, in inference; in training for some.
+
+    Example:
+        >>> limits()[0][0].limit
+        True
+    """
+    some = ("infsa_linear", "softmax-naive", "softmax-flash", "linformer", "agent")
+    infer = group(table_names(), 512, limit=True, **FOUR)
+    return [[case] for case in (*infer, *group(some, 512, mode="train", limit=True, **FOUR))]
+
+
+def compiled() -> Plan:
+    """Every mechanism compiled, at 1024², where the table has three.
+
+    Example:
+        >>> compiled()[0][0].compile
+        'reduce-overhead'
+    """
+    return [group((*PEERS,), 1024, compile="reduce-overhead", **FOUR)]
+
+
+def quick() -> Plan:
+    """A few minutes on a small CPU: one attention layer at growing N, and the largest image in 1 GiB.
+
+    Example:
+        >>> quick()[0][0].part
+        'attention'
+    """
+    small: dict[str, Any] = {"depth": 1, "heads": 2, "width": 128, "dtype": "float32"}
+    names = ("softmax-naive", *NINE)
+    plan = [group(names, side, part="attention", **small) for side in (384, 512, 640, 896, 1152)]
+    ends = ("infsa_linear", "softmax-naive", "infsa_pure")
+    return plan + [[case] for case in group(ends, 512, limit=True, **small)]
+
+
+PRESETS: dict[str, Callable[[], Plan]] = {
+    "table1": table1,
+    "resolution": resolution,
+    "limits": limits,
+    "compiled": compiled,
+    "quick": quick,
+}

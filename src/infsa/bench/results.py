@@ -1,0 +1,190 @@
+"""The result file: rows by key, written whole after every step, so that what was measured is never lost."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import read_json, write_atomically, write_json
+from .cases import Case, read_case
+from .energy import formula_joules
+from .flops import count
+from .timing import describe
+
+FORMAT = 1
+SAME = ("gpu", "torch", "infsa")  # what rows of one file must have in common; without a GPU the processor too
+Row = dict[str, Any]
+COLUMNS = (
+    "key", "mechanism", "config", "part", "mode", "height", "width_px", "tokens", "batch", "dtype", "compile",
+    "status", "reason", "parameters", "macs", "flops", "attention_macs", "median_ms", "p25_ms", "p75_ms", "count",
+    "outliers", "drift", "images_per_s", "peak_bytes", "joules_per_image", "joules_above_idle", "energy_source",
+    "paper_formula_joules", "max_side", "ran_out",
+)  # fmt: skip
+
+
+class Results:
+    """Rows of one machine, kept in a JSON file and a CSV file beside it.
+
+    Example:
+        >>> results = Results("runs/bench.json")
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.content: dict[str, Any] = {"format": FORMAT, "machines": [], "settings": {}, "checks": [], "rows": {}}
+        if self.path.exists():
+            self.content = read_results(self.path)
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Rows by key."""
+        return self.content["rows"]
+
+    def start(self, machine: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Note machine and settings; refuse to mix kinds of machine or versions in one file."""
+        machines = self.content["machines"]
+        for before in machines:
+            for name in (*SAME, *(() if "gpu" in machine else ("cpu",))):
+                if before.get(name) != machine.get(name):
+                    raise ValueError(
+                        f"{self.path} holds rows with {name}={before.get(name)!r}, here it is {machine.get(name)!r}: "
+                        "choose another --out"
+                    )
+        if machine not in machines:
+            machines.append(machine)
+        self.machine = machines.index(machine)
+        self.content["settings"] = settings
+        self.save()
+
+    def missing(self, case: Case, retry: bool = False) -> bool:
+        """Whether a case still has to be measured; failures stay unless ``retry``."""
+        row = self.rows.get(case.key)
+        if row is None or row["status"] in ("partial", "not run"):
+            return True
+        if row["status"] == "failed":
+            return retry
+        return case.energy and not case.limit and "energy" not in row
+
+    def put(self, case: Case, status: str, **fields: Any) -> None:
+        """Write a row, and the file."""
+        known = {"case": case.as_dict(), **about(case), "machine": self.machine}
+        self.rows[case.key] = {**known, "status": status, **fields}
+        self.save()
+
+    def save(self) -> None:
+        """Write both files."""
+        write_json(self.content, self.path)
+        text = as_csv(self.rows.values())
+        write_atomically(self.path.with_suffix(".csv"), lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def read_results(path: str | Path) -> dict[str, Any]:
+    """The content of a result file.
+
+    Example:
+        >>> read_results("runs/bench.json")["rows"]
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "rows" not in content:
+        raise ValueError(f"{path} is not a result of infsa bench")
+    return content
+
+
+def about(case: Case) -> Row:
+    """What is known of a case without running it, except its multiply-adds."""
+    variant = case.variant
+    return {"label": variant.label, "tier": variant.tier, "config": case.config, "tokens": case.tokens}
+
+
+def counted(case: Case) -> Row:
+    """Multiply-adds and FLOPs of a case, per image.
+
+    Example:
+        >>> counted(Case("infsa_linear", size=(224, 224)))["macs"]
+    """
+    found = count(case)
+    return {"macs": found.macs, "flops": found.flops, "attention_macs": found.attention_macs}
+
+
+def measured(
+    case: Case, prepared: Row, rounds: Sequence[Sequence[float]], states: Sequence[Row], energy: Row | None, idle: float
+) -> Row:
+    """The numbers of a row from what the worker answered."""
+    latency = describe(rounds)
+    clocks = [state["sm_mhz"] for state in states if "sm_mhz" in state]
+    throttled = sorted({reason for state in states for reason in state.get("throttled", ())})
+    row: Row = {
+        "parameters": prepared["parameters"],
+        "first_call_s": prepared["first_s"],
+        "latency_ms": latency,
+        "images_per_s": 1e3 * case.batch / latency["median"],
+        "peak_bytes": prepared["peak_bytes"],
+        "weights_bytes": prepared["weights_bytes"],
+        "paper_formula_joules": formula_joules(latency["median"] / 1e3 / case.batch, case.mode),
+    }
+    if states:
+        row["gpu"] = {"states": list(states), "throttled": throttled}
+        row["gpu"]["clock_moved"] = clocks[-1] / clocks[0] - 1 if clocks else 0.0
+    if energy is not None:
+        row["energy"] = energy_row(energy, case.batch, idle)
+    return row
+
+
+def energy_row(answer: Row, batch: int, idle: float) -> Row:
+    """Joules per image from a window's answer; only the reason where there is no counter.
+
+    Example:
+        >>> energy_row({"source": "NVML", "joules": 500.0, "seconds": 5.0, "calls": 100}, 1, 50.0)["joules_per_image"]
+        5.0
+    """
+    if answer.get("source") is None:
+        return {"source": None}
+    images = answer["calls"] * batch
+    return {
+        "source": answer["source"],
+        "joules_per_image": answer["joules"] / images,
+        "joules_above_idle": (answer["joules"] - idle * answer["seconds"]) / images,
+        "watts": answer["joules"] / answer["seconds"],
+        "seconds": answer["seconds"],
+        "images": images,
+    }
+
+
+def as_csv(rows: Any) -> str:
+    """All rows as one table, a column for each number.
+
+    Example:
+        >>> as_csv([]).startswith("key,mechanism")
+        True
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(flat(row))
+    return text.getvalue()
+
+
+def flat(row: Row) -> Row:
+    """A row with one level.
+
+    Example:
+        >>> flat(results.rows[key])["median_ms"]
+    """
+    case, latency, energy = row["case"], row.get("latency_ms", {}), row.get("energy", {})
+    limit = row.get("limit", {})
+    found = {
+        "key": read_case(case).key,
+        **{name: case[name] for name in ("mechanism", "part", "mode", "batch", "dtype", "compile")},
+        "height": None if case["limit"] else case["size"][0],
+        "width_px": None if case["limit"] else case["size"][1],
+        **{name: row.get(name) for name in COLUMNS if name in row},
+        **{name: latency.get(name.removesuffix("_ms")) for name in ("median_ms", "p25_ms", "p75_ms")},
+        **{name: latency.get(name) for name in ("count", "outliers", "drift")},
+        **{name: energy.get(name) for name in ("joules_per_image", "joules_above_idle")},
+        "energy_source": energy.get("source"),
+        "max_side": limit.get("side"),
+        "ran_out": limit.get("ran_out"),
+    }
+    return {name: found.get(name) for name in COLUMNS}

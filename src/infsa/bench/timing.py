@@ -1,0 +1,125 @@
+"""Times of calls: how they are taken and what is said about them."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+FAR = 3.0  # interquartile ranges beyond the quartiles from which a time is an outlier
+LONG = 4.0  # seconds: a warm call that takes longer is the measurement
+DRIFT = 0.05  # share by which the first and the last round may differ
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a device to finish.
+
+    Example:
+        >>> synchronize(torch.device("cpu"))
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_calls(call: Callable[[], None], device: torch.device, calls: int) -> list[float]:
+    """Milliseconds of each of so many calls, one after the other: CUDA events on a GPU, a clock elsewhere.
+
+    Example:
+        >>> len(time_calls(lambda: None, torch.device("cpu"), 3))
+        3
+    """
+    times: list[float] = []
+    if device.type != "cuda":
+        for _ in range(calls):
+            begin = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - begin))
+        return times
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * calls)]
+    for begin_mark, end_mark in zip(marks[::2], marks[1::2], strict=True):
+        begin_mark.record()
+        call()
+        end_mark.record()
+    torch.cuda.synchronize(device)
+    return [begin_mark.elapsed_time(end_mark) for begin_mark, end_mark in zip(marks[::2], marks[1::2], strict=True)]
+
+
+def median_milliseconds(call: Callable[[], None], device: torch.device, warmups: int, timed: int) -> float:
+    """Median time of a call after some that do not count.
+
+    Example:
+        >>> median_milliseconds(lambda: None, torch.device("cpu"), warmups=1, timed=3)
+    """
+    for _ in range(warmups):
+        call()
+    synchronize(device)
+    return statistics.median(time_calls(call, device, timed))
+
+
+def calls_for(seconds: float, once_ms: float, most: int = 500) -> int:
+    """How many calls fill a time, between 1 and ``most``.
+
+    Example:
+        >>> calls_for(0.5, once_ms=10)
+        50
+    """
+    return max(1, min(most, int(1e3 * seconds / max(once_ms, 1e-3))))
+
+
+def describe(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Median, quartiles and extremes of all times, how many lie far out, and how the rounds' medians moved.
+
+    Example:
+        >>> describe([[1.0, 2.0, 3.0], [2.0, 2.0]])["median"]
+        2.0
+    """
+    times = sorted(time for times in rounds for time in times)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    fence = FAR * (high - low)
+    medians = [statistics.median(times) for times in rounds]
+    moved = medians[-1] / medians[0] - 1
+    return {
+        "median": statistics.median(times),
+        "p25": low,
+        "p75": high,
+        "min": times[0],
+        "max": times[-1],
+        "count": len(times),
+        "outliers": sum(time < low - fence or time > high + fence for time in times),
+        "rounds": medians,
+        "moved": moved,
+        "drift": len(medians) > 1 and abs(moved) > DRIFT,
+    }
+
+
+def check_gemm(device: torch.device, size: int | None = None) -> dict[str, float]:
+    """A square matrix product timed call by call as everything else, and directly as one long stretch of calls.
+
+    ``ratio`` of the two is 1 if the harness adds nothing; ``tflops`` is what the product reached.
+
+    Example:
+        >>> check_gemm(torch.device("cpu"), 128)["ratio"]
+    """
+    gpu = device.type == "cuda"
+    size = size or (8192 if gpu else 768)
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32) for _ in range(2))
+
+    def multiply() -> None:
+        torch.mm(a, b)
+
+    once = median_milliseconds(multiply, device, warmups=3, timed=3)
+    calls = calls_for(0.2, once)
+    timed: list[float] = []
+    direct: list[float] = []
+    for _ in range(3):
+        timed += time_calls(multiply, device, calls)
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            torch.mm(a, b)
+        synchronize(device)
+        direct.append(1e3 * (time.perf_counter() - begin) / calls)
+    harness, plain = statistics.median(timed), statistics.median(direct)
+    tflops = 2 * size**3 / harness / 1e9
+    return {"size": size, "harness_ms": harness, "direct_ms": plain, "ratio": harness / plain, "tflops": tflops}

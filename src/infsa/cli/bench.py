@@ -1,0 +1,183 @@
+"""``infsa bench``: speed, memory, energy and multiply-adds of the compared mechanisms."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .options import at_least, chosen_device, table_of
+
+if TYPE_CHECKING:
+    from ..bench.presets import Plan
+
+QUICK = {"seconds": 0.1, "budget": 140.0, "cap": 2**30, "limit_seconds": 3.0}  # settings of --quick
+
+
+def bench(
+    preset: Annotated[
+        list[str] | None, typer.Option(help="table1, resolution, limits, compiled or quick; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The preset quick: a few minutes on a small CPU.")] = False,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(help="Mechanism, or row of a preset; may be repeated. Default: the paper's nine."),
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(help="4L-64H, 24L-16H, 12L-12H-768, ...: layers, heads, width, patch.")
+    ] = None,
+    resolution: Annotated[list[str] | None, typer.Option(help="1024 or 512x768; may be repeated.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="infer or train; may be repeated.")] = None,
+    batch: Annotated[int, typer.Option(help="Images per call.", callback=at_least(1))] = 1,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: float32 on a CPU.")] = None,
+    compile: Annotated[str, typer.Option(help="none, default or reduce-overhead (CUDA graphs).")] = "none",
+    part: Annotated[str, typer.Option(help="model, or attention: a single layer.")] = "model",
+    energy: Annotated[bool, typer.Option("--energy", help="Measure energy, 5 s per row.")] = False,
+    max_resolution: Annotated[
+        bool, typer.Option("--max-resolution", help="Search the largest image instead of timing.")
+    ] = False,
+    memory_cap: Annotated[float | None, typer.Option(help="GiB that the search may use.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds per call in the search.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Timed seconds per row and round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds in which rows take turns.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no further row is started.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Result file; a CSV and figures go beside it.")] = Path("runs/bench.json"),
+    plan_only: Annotated[bool, typer.Option("--plan", help="Print the rows and stop.")] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Print the ratios of two result files and stop.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure mechanisms in models of any depth, at any resolution, in training and inference.
+
+    The same command goes on where it was stopped; rows that failed or were not reached say why.
+
+    Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
+    """
+    from ..bench.suite import Settings, run_plan
+
+    if compare is not None:
+        show_comparison(*compare, as_json)
+        return
+    where = chosen_device(device)
+    chosen: dict[str, Any] = {
+        "seconds": seconds, "rounds": rounds, "budget": budget, "limit_seconds": time_limit, "retry": retry,
+        "cap": None if memory_cap is None else int(memory_cap * 2**30),
+    }  # fmt: skip
+    axes = {"mechanism": mechanism, "config": config, "resolution": resolution, "mode": mode}
+    fields = {"batch": batch, "dtype": dtype, "compile": compile, "part": part, "energy": energy}
+    presets = [*(preset or []), *(["quick"] if quick else [])]
+    if presets == ["quick"]:
+        chosen = QUICK | {name: value for name, value in chosen.items() if value is not None}
+    try:
+        settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
+        plan = make_plan(presets, axes, {**fields, "limit": max_resolution}, where.type)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if plan_only:
+        keys = [case.key for cases in plan for case in cases]
+        typer.echo(json.dumps(keys, indent=1) if as_json else "\n".join(keys))
+        return
+    console = Console(quiet=as_json)
+    with row_progress(console) as report:
+        content = run_plan(plan, out, str(where), settings, report=report)
+    show(content, out, console, as_json)
+
+
+def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], kind: str) -> "Plan":
+    """The rows that the options ask for: presets, thinned out by --mechanism, or all combinations of the axes.
+
+    Example:
+        >>> make_plan(["quick"], {"mechanism": ["soft"]}, {}, "cpu")
+    """
+    from ..bench.cases import NINE, VARIANTS, Case, parse_config, parse_size
+    from ..bench.presets import PRESETS
+
+    names = axes.get("mechanism")
+    for name in names or ():
+        if name not in VARIANTS:
+            raise ValueError(f"mechanism must be one of {list(VARIANTS)}, got {name!r}")
+    if presets:
+        for name in presets:
+            if name not in PRESETS:
+                raise ValueError(f"preset must be one of {list(PRESETS)}, got {name!r}")
+        given = [name for name in ("config", "resolution", "mode") if axes.get(name)]
+        neutral = {"batch": 1, "dtype": None, "compile": "none", "part": "model", "energy": False, "limit": False}
+        given += [name for name, value in fields.items() if value != neutral[name]]
+        if given:
+            raise ValueError(f"a preset has its own {given[0]}: leave it out or leave the preset out")
+        plan = [cases for name in presets for cases in PRESETS[name]()]
+        kept = [[case for case in cases if not names or case.mechanism in names] for cases in plan]
+        return [cases for cases in kept if cases]
+    dtype = fields["dtype"] or ("float32" if kind == "cpu" else "bfloat16")
+    single = {"depth": 1} if fields["part"] == "attention" else {}
+    sizes = [parse_size(text) for text in axes["resolution"] or ["512" if fields["limit"] else "224"]]
+    return [
+        [Case(name, size=size, mode=mode, **{**parse_config(text), **single, **fields, "dtype": dtype}) for name in
+         names or NINE]
+        for text in axes["config"] or ["4L-64H"] for size in sizes for mode in axes["mode"] or ["infer"]
+    ]  # fmt: skip
+
+
+@contextmanager
+def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar over the rows, with the time left; without a terminal, a line for each step.
+
+    Example:
+        >>> with row_progress(Console()) as report:
+        ...     report("softmax, preparing", 0, 12)
+    """
+    if not console.is_terminal:
+        yield lambda text, done, total: console.print(f"{done}/{total} {text}", highlight=False, soft_wrap=True)
+        return
+    columns = (
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
+
+
+def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) -> None:
+    """Print a run's tables, or its content, and draw its figures."""
+    from ..report.bench_figures import draw_bench
+    from ..report.bench_tables import check_table, group_table, limit_table, slope_tables, timed_groups
+
+    files = [out, out.with_suffix(".csv"), *draw_bench(content, out.with_suffix(""))]
+    if as_json:
+        typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
+        return
+    for name, rows in timed_groups(content).items():
+        console.print(table_of(group_table(rows), name))
+    for name, table in slope_tables(content).items():
+        console.print(table_of(table, f"Growth with N: {name}", "95 % confidence intervals"))
+    limits = limit_table(content)
+    if limits.rows:
+        console.print(table_of(limits, "Largest image"))
+    console.print(table_of(check_table(content), "Known matrix product", "~ after a time: the rounds drifted. J in "
+                           "brackets: 200 W (training: 300 W) times the time, the paper's formula."))  # fmt: skip
+    console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)
+
+
+def show_comparison(first: Path, second: Path, as_json: bool) -> None:
+    """Print the ratios of two result files."""
+    from ..bench.results import read_results
+    from ..report.bench_tables import compare_table
+
+    table = compare_table(read_results(first), read_results(second))
+    if not table.rows:
+        raise ValueError(f"{first} and {second} have no measured row in common")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(table.columns, row, strict=True)) for row in table.rows], indent=1))
+        return
+    Console().print(table_of(table, f"{second} against {first}", "Ratios: second over first."))

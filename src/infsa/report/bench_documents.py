@@ -1,0 +1,147 @@
+"""The tables of docs/benchmarks.md: the paper's Table 1 as measured, beside what the paper printed."""
+
+from typing import Any
+
+from ..bench.cases import VARIANTS, Case
+from ..bench.presets import DEEP, FOUR
+from ..bench.scaling import finished, measured_crossover, median, series
+from .bench_tables import NONE, energy, gibibytes, latency, number
+from .quality_tables import Rows
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+CONFIGS: dict[str, dict[str, Any]] = {"24L-16H": DEEP, "4L-64H": FOUR}
+# the paper's Table 1: training at 512² and inference at 1024² in ms, energy of inference in J, on an A100
+PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
+    "24L-16H": {
+        "softmax-naive": (60.18, 113.13, 22.63), "linformer": (55.64, 38.95, 7.79), "performer": (58.14, 42.80, 8.56),
+        "soft": (56.10, 36.44, 7.29), "flatten": (57.82, 40.15, 8.03), "agent": (56.55, 35.81, 7.16),
+        "mlla": (57.38, 39.52, 7.90), "infsa_pure": (60.25, 110.20, 22.04), "infsa_linear": (55.52, 25.28, 5.06),
+    },
+    "4L-64H": {
+        "softmax-naive": (19.26, 58.16, 11.63), "linformer": (12.49, 5.63, 1.13), "performer": (15.45, 11.63, 2.33),
+        "soft": (12.18, 5.38, 1.08), "flatten": (14.92, 10.85, 2.17), "agent": (12.35, 5.45, 1.09),
+        "mlla": (14.68, 10.52, 2.10), "infsa_pure": (19.55, 56.27, 11.25), "infsa_linear": (9.41, 4.33, 0.87),
+    },
+}  # fmt: skip
+
+
+def find(content: Content, mechanism: str, **fields: Any) -> Row | None:
+    """The row of a case, if the file has it.
+
+    Example:
+        >>> find(content, "infsa_linear", depth=4, heads=64, size=(1024, 1024))
+    """
+    return content["rows"].get(Case(mechanism, **fields).key)
+
+
+def table1(content: Content, config: str) -> Rows:
+    """One half of Table 1, with the speed-up of inference over softmax unfused and fused, and the paper's numbers.
+
+    Example:
+        >>> table1(read_results("bench.json"), "4L-64H").columns[0]
+        'mechanism'
+    """
+    fields, paper = CONFIGS[config], PAPER[config]
+    naive, flash = (find(content, name, size=(1024, 1024), **fields) for name in ("softmax-naive", "softmax-flash"))
+    lines = []
+    for name, variant in VARIANTS.items():
+        infer = find(content, name, size=(1024, 1024), **fields)
+        train = find(content, name, size=(512, 512), mode="train", **fields)
+        if infer is None and train is None:
+            continue
+        known = infer or train or {}
+        printed = paper.get(name)
+        lines.append([
+            variant.label, f"O({variant.tier})", number(known.get("parameters"), 4, 1e-6), _cell(train), _cell(infer),
+            number((infer or {}).get("images_per_s")), NONE if infer is None else energy(infer),
+            gibibytes((infer or {}).get("peak_bytes")), _times(naive, infer), _times(flash, infer),
+            _limit(content, name, fields), NONE if printed is None else f"{printed[0]} / {printed[1]} / {printed[2]}",
+        ])  # fmt: skip
+    columns = ["mechanism", "claimed", "parameters, M", "train 512², ms", "infer 1024², ms", "images/s", "J/image",
+               "memory, GiB", "× unfused", "× flash", "largest image", "paper, A100: ms / ms / J"]  # fmt: skip
+    return Rows(columns, lines)
+
+
+def stress_table(content: Content) -> Rows:
+    """The extreme resolutions: training at 4096² and inference at 9216².
+
+    Example:
+        >>> stress_table(read_results("bench.json")).columns[0]
+        'mechanism'
+    """
+    lines = []
+    for name, variant in VARIANTS.items():
+        for compiled in ("none", "default"):
+            four = {**FOUR, "compile": compiled}
+            found = [
+                find(content, name, size=(4096, 4096), mode="train", **four),
+                find(content, name, size=(9216, 9216), **four),
+                find(content, name, size=(9216, 9216), **{**DEEP, "compile": compiled}),
+            ]
+            if not any(found):
+                continue
+            label = variant.label + (", compiled" if compiled != "none" else "")
+            memory = [gibibytes((row or {}).get("peak_bytes")) for row in found[:2]]
+            lines.append([label, _cell(found[0]), memory[0], _cell(found[1]), memory[1], _cell(found[2])])
+    columns = ["mechanism", "4L train 4096², ms", "GiB", "4L infer 9216², ms", "GiB", "24L infer 9216², ms"]
+    return Rows(columns, lines)
+
+
+def compiled_table(content: Content) -> Rows:
+    """Inference at 1024², as it comes and compiled with CUDA graphs.
+
+    Example:
+        >>> compiled_table(read_results("bench.json")).columns[0]
+        'mechanism'
+    """
+    lines = []
+    for name, variant in VARIANTS.items():
+        cells = [
+            _cell(find(content, name, size=(1024, 1024), compile=compiled, **fields))
+            for fields in (FOUR, DEEP)
+            for compiled in ("none", "reduce-overhead")
+        ]
+        if cells[1] != NONE or cells[3] != NONE:
+            lines.append([variant.label, *cells])
+    return Rows(["mechanism", "4L eager, ms", "4L compiled, ms", "24L eager, ms", "24L compiled, ms"], lines)
+
+
+def crossover_table(content: Content) -> Rows:
+    """From which N on Linear-InfSA is faster than others in the same model, measured, in inference and training.
+
+    Example:
+        >>> crossover_table(read_results("bench.json")).columns[0]
+        'against'
+    """
+    found: dict[str, list[str]] = {}
+    rows = content["rows"].values()
+    for mode in ("infer", "train"):
+        same = finished(rows, mode=mode, part="model", compile="none", batch=1, **FOUR, width=1024)
+        points = series((row for row in same if row["case"]["size"][0] == row["case"]["size"][1]), median)
+        ours = points.pop("infsa_linear", [])
+        for name, theirs in points.items():
+            if len(dict(ours).keys() & dict(theirs).keys()) < 2:
+                continue
+            tokens = measured_crossover(ours, theirs)
+            first = min(dict(ours).keys() & dict(theirs).keys())
+            text = "not reached" if tokens is None else f"{tokens:,.0f} ({16 * tokens**0.5:.0f}²)"
+            text = "every size measured" if tokens == first else text
+            found.setdefault(name, [NONE, NONE])[mode == "train"] = text
+    lines = [[VARIANTS[name].label, *found[name]] for name in VARIANTS if name in found]
+    return Rows(["against", "inference, from N", "training, from N"], lines)
+
+
+def _cell(row: Row | None) -> str:
+    return NONE if row is None else latency(row)
+
+
+def _times(base: Row | None, row: Row | None) -> str:
+    if base is None or row is None or "latency_ms" not in base or "latency_ms" not in row:
+        return NONE
+    return f"{median(base) / median(row):.2f}"
+
+
+def _limit(content: Content, name: str, fields: Row) -> str:
+    row = find(content, name, size=(512, 512), limit=True, **fields)
+    return f"{row['limit']['side']}² ({row['limit']['ran_out']})" if row and "limit" in row else NONE

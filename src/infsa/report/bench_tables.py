@@ -1,0 +1,240 @@
+"""The tables of ``infsa bench``, from its result files only."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..bench.cases import VARIANTS, read_case
+from ..bench.scaling import CLAIMED, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
+from .quality_tables import Rows
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+NONE = "–"
+
+
+def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
+    """So many significant digits, never in scientific notation; a dash for nothing.
+
+    Example:
+        >>> number(1234.5), number(0.012345)
+        ('1,234', '0.0123')
+    """
+    if value is None:
+        return NONE
+    value *= scale
+    size = abs(value)
+    after = 0
+    while after < 6 and size and size < 10 ** (digits - 1):
+        size, after = size * 10, after + 1
+    return f"{value:,.{after}f}"
+
+
+def gibibytes(value: float | None) -> str:
+    """Bytes in GiB.
+
+    Example:
+        >>> gibibytes(2**30)
+        '1.00'
+    """
+    return number(value, scale=2**-30)
+
+
+def latency(row: Row) -> str:
+    """Median and half the interquartile range, with a mark where rounds drifted; why there is none, if there is none.
+
+    Example:
+        >>> latency({"latency_ms": {"median": 2.0, "p25": 1.9, "p75": 2.2, "drift": False}})
+        '2.00 ± 0.15'
+    """
+    found = row.get("latency_ms")
+    if found is None:
+        return reason(row)
+    spread = (found["p75"] - found["p25"]) / 2
+    return number(found["median"]) + (f" ± {number(spread, 2)}" if spread else "") + (" ~" if found["drift"] else "")
+
+
+def energy(row: Row) -> str:
+    """Joules per image: measured, or the paper's formula in brackets.
+
+    Example:
+        >>> energy({"paper_formula_joules": 2.0})
+        '(2.00)'
+    """
+    found = row.get("energy") or {}
+    if found.get("source"):
+        return number(found["joules_per_image"])
+    return f"({number(row['paper_formula_joules'])})" if "paper_formula_joules" in row else NONE
+
+
+def reason(row: Row) -> str:
+    """Why a row has no numbers; empty if it has.
+
+    Example:
+        >>> reason({"status": "not run", "reason": "budget"})
+        'not run: budget'
+    """
+    if row["status"] == "done":
+        return ""
+    if row["status"] == "failed" and row.get("ran_out"):
+        return f"out of {row['ran_out']}" if "memory" in row["ran_out"] else row["reason"]
+    return f"{row['status']}: {row['reason']}" if "reason" in row else row["status"]
+
+
+def timed_groups(content: Content) -> dict[str, list[Row]]:
+    """Rows that were timed in turns, by what they have in common.
+
+    Example:
+        >>> timed_groups(read_results("bench.json"))
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in content["rows"].values():
+        case = read_case(row["case"])
+        if not case.limit:
+            groups.setdefault(case.group, []).append(row)
+    return {name: in_order(rows) for name, rows in groups.items()}
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """Rows in the order of VARIANTS.
+
+    Example:
+        >>> in_order(rows)[0]["label"]
+    """
+    order = list(VARIANTS)
+    return sorted(rows, key=lambda row: order.index(row["case"]["mechanism"]))
+
+
+def group_table(rows: Sequence[Row]) -> Rows:
+    """One group: time, throughput, memory, energy and multiply-adds of each mechanism.
+
+    Example:
+        >>> group_table(rows).columns[:2]
+        ['mechanism', 'ms']
+    """
+    columns = ["mechanism", "ms", "images/s", "GiB", "J/image", "GMAC", "Mparam"]
+    lines = [
+        [row["label"], latency(row), number(row.get("images_per_s")), gibibytes(row.get("peak_bytes")), energy(row),
+         number(row.get("macs"), scale=1e-9), number(row.get("parameters"), 4, 1e-6)]
+        for row in rows
+    ]  # fmt: skip
+    return Rows(columns, lines)
+
+
+def interval(found: Slope | None) -> str:
+    """A slope with its confidence interval.
+
+    Example:
+        >>> interval(Slope(2.0, 1.9, 2.1, 5))
+        '2.00 [1.90, 2.10]'
+    """
+    return NONE if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def slope_table(rows: Sequence[Row]) -> Rows:
+    """Exponents of N for time and memory beside the claimed one, for rows that differ in mechanism and size only.
+
+    Example:
+        >>> slope_table(rows).columns[-1]
+        'sizes'
+    """
+    lines = []
+    times, memories = slopes(rows), memory_slopes(rows)
+    labels = {row["case"]["mechanism"]: row for row in in_order(rows)}
+    for name, row in labels.items():
+        found = times.get(name)
+        if found is None:
+            continue
+        claimed = f"O({row['tier']}): {CLAIMED[row['tier']]:.0f}"
+        cells = [row["label"], claimed, interval(found), interval(memories.get(name)), str(found.points)]
+        lines.append(cells)
+    return Rows(["mechanism", "claimed", "time ~ N^", "memory ~ N^", "sizes"], lines)
+
+
+def slope_tables(content: Content) -> dict[str, Rows]:
+    """A slope table for every series of sizes in a result file.
+
+    Example:
+        >>> slope_tables(read_results("bench.json"))
+    """
+    return {name: slope_table(rows) for name, rows in groups_of_sizes(content["rows"].values()).items()}
+
+
+def limit_table(content: Content) -> Rows:
+    """The largest square image of each mechanism and what the next one ran out of.
+
+    Example:
+        >>> limit_table(read_results("bench.json")).columns[0]
+        'mechanism'
+    """
+    lines = []
+    for row in in_order(row for row in content["rows"].values() if row["case"]["limit"]):
+        found = row.get("limit")
+        name = [row["label"], row["config"], row["case"]["mode"]]
+        if found is None:
+            lines.append([*name, NONE, NONE, reason(row), NONE])
+            continue
+        cap = gibibytes(found["cap_bytes"]) if found["cap_bytes"] else "none"
+        ran_out = found["ran_out"] or "nothing: largest tried"
+        lines.append([*name, f"{found['side']}²", f"{found['tokens']:,}", ran_out, cap])
+    return Rows(["mechanism", "model", "mode", "largest image", "tokens", "ran out of", "memory cap, GiB"], lines)
+
+
+def check_table(content: Content) -> Rows:
+    """The known matrix product: as the harness times it, and directly.
+
+    Example:
+        >>> check_table(read_results("bench.json")).columns[1]
+        'harness, ms'
+    """
+    lines = [
+        [f"{check['when']}, after {check['after_s']:.0f} s", number(check["harness_ms"]), number(check["direct_ms"]),
+         f"{check['ratio']:.3f}", number(check["tflops"])]
+        for check in content["checks"] if "harness_ms" in check
+    ]  # fmt: skip
+    return Rows(["matrix product", "harness, ms", "directly, ms", "ratio", "TFLOP/s"], lines)
+
+
+def flop_crossover_table() -> Rows:
+    """From which square image on Linear InfViT-4L needs fewer multiply-adds than others.
+
+    Example:
+        >>> flop_crossover_table().columns
+        ['against', 'cheaper from']
+    """
+    found = paper_crossover()
+    names = {
+        "softmax_4l": "softmax, 4L-64H (counted)",
+        "pure_4l": "Pure InfSA, 4L-64H (counted)",
+        "vit_b": "ViT-B/16 (counted)",
+        "paper_figures": "ViT-B/16 (counted), with the paper's 59 GFLOPs for its own model",
+        "paper_claim": "ViT-B/16, as the paper says",
+    }
+    lines = []
+    for key, label in names.items():
+        side = found[key]
+        cell = NONE if side is None else "every size" if side == 16 else f"about {side}²"
+        lines.append([label, cell])
+    return Rows(["against", "cheaper from"], lines)
+
+
+def compare_table(a: Content, b: Content) -> Rows:
+    """Rows that two result files share: times, and ratios of the second to the first.
+
+    Example:
+        >>> compare_table(read_results("a.json"), read_results("b.json")).columns[0]
+        'row'
+    """
+    lines = []
+    for key, first in a["rows"].items():
+        second = b["rows"].get(key)
+        if second is None or "latency_ms" not in first or "latency_ms" not in second:
+            continue
+        times = first["latency_ms"]["median"], second["latency_ms"]["median"]
+        memory = _ratio(first.get("peak_bytes"), second.get("peak_bytes"))
+        joules = _ratio(*((row.get("energy") or {}).get("joules_per_image") for row in (first, second)))
+        lines.append([key, number(times[0]), number(times[1]), _ratio(*times), memory, joules])
+    return Rows(["row", "first, ms", "second, ms", "time ratio", "memory ratio", "energy ratio"], lines)
+
+
+def _ratio(first: float | None, second: float | None) -> str:
+    return NONE if not first or second is None else f"{second / first:.3f}"

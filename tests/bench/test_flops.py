@@ -1,0 +1,83 @@
+"""Counted multiply-adds are those of the equations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from infsa.bench.build import build_module, count_parameters
+from infsa.bench.cases import NINE, Case
+from infsa.bench.flops import attention_formula, count, flop_crossover, formula
+from infsa.bench.scaling import paper_crossover
+from infsa.models import InfViT
+
+SHAPES = [  # depth, heads, width, size
+    (4, 64, 1024, (224, 224)),
+    (24, 16, 1024, (1024, 1024)),
+    (3, 4, 128, (256, 448)),
+    (1, 8, 64, (112, 112)),
+]
+
+
+@pytest.mark.parametrize("mechanism", NINE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_counts_are_the_formulas(mechanism, shape):
+    depth, heads, width, size = shape
+    case = Case(mechanism, depth, heads, size, width=width)
+    assert count(case).macs == formula(case)
+    assert count(case).attention_macs == depth * attention_formula(case)
+    layer = replace(case, depth=1, part="attention")
+    assert count(layer).macs == attention_formula(case)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "linformer", "flatten", "mlla", "infsa_pure", "infsa_linear"])
+def test_a_backward_pass_is_two_forward_passes(mechanism):
+    """Every product has two gradients, except that images need none. The others multiply by constants too."""
+    case = Case(mechanism, 2, 4, (64, 96), width=64)
+    stem = 4 * 6 * 3 * 16**2 * 64
+    assert count(replace(case, mode="train")).macs == 3 * formula(case) - stem
+
+
+def test_two_depths_tell_all():
+    """Against torch's count of the whole model, run for real."""
+    model = InfViT((64, 96), embed_dim=64, depth=5, num_heads=4, attention="mlla", attention_grid=(14, 14))
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randn(1, 3, 64, 96))
+    assert count(Case("mlla", 5, 4, (64, 96), width=64)).macs == counter.get_total_flops() // 2
+
+
+def test_published_sizes():
+    """ViT-B/16 and ViT-L/16 at 224² are known to need 17.6 and 61.6 billion multiply-adds."""
+    assert formula(Case("softmax", 12, 12, (224, 224), width=768)) / 1e9 == pytest.approx(17.6, abs=0.05)
+    assert formula(Case("softmax", 24, 16, (224, 224))) / 1e9 == pytest.approx(61.6, abs=0.05)
+
+
+def test_variants_of_a_mechanism_count_alike():
+    counts = {count(Case(name)) for name in ("softmax", "softmax-naive", "softmax-flash", "softmax-cudnn")}
+    counts |= {count(Case(name)) for name in ("infsa_pure", "infsa_pure-triton")}
+    assert len(counts) == 1
+
+
+def test_the_crossover_is_where_the_curves_meet():
+    deep, shallow = Case("infsa_linear", 24, 16), Case("softmax", 4, 16)
+    side = flop_crossover(deep, shallow)
+    assert formula(deep.at(side)) < formula(shallow.at(side))
+    assert formula(deep.at(side - 16)) >= formula(shallow.at(side - 16))
+    assert flop_crossover(shallow, deep) is None
+    assert flop_crossover(Case("infsa_linear"), Case("softmax")) == 16
+
+
+def test_the_papers_crossover_does_not_follow_from_its_figures():
+    found = paper_crossover()
+    assert found["vit_b"] == 16  # cheaper at every size
+    n = (found["paper_figures"] / 16) ** 2
+    vit_b = formula(Case("softmax", 12, 12, (224, 224), width=768))
+    assert vit_b < 59e9
+    assert 59e9 / 196 * n == pytest.approx(12 * (12 * n * 768**2 + 2 * n * n * 768), rel=1e-2)
+
+
+def test_parameters_are_those_of_224_pixels():
+    counts = {count_parameters(build_module(Case("linformer", size=(s, s)), "meta", {})) for s in (224, 512, 1024)}
+    assert len(counts) == 1
+    assert round(counts.pop() / 1e6, 2) == 52.81

@@ -1,0 +1,46 @@
+"""The search finds the limit, and an artificial cap is one."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infsa.bench.child import Child
+from infsa.bench.memory import largest, resource_of
+
+from .helpers import ALLOCATING, cases
+
+
+@settings(max_examples=200, deadline=None)
+@given(limit=st.integers(0, 3000), start=st.integers(1, 500), most=st.integers(1, 2000), tolerance=st.floats(0, 0.2))
+def test_the_search_finds_the_limit(limit, start, most, tolerance):
+    found = largest(lambda size: "memory" if size > limit else None, start, most, tolerance)
+    best = min(limit, most)
+    assert found.size <= best
+    assert best - found.size <= max(1, tolerance * found.size) - (tolerance * found.size < 2)
+    assert found.ran_out == (None if limit >= most else "memory")
+    assert len({probe.size for probe in found.probes}) == len(found.probes)
+
+
+def test_a_capped_process_ends_where_the_cap_is():
+    """A probe of side² bytes under a cap of 8192² bytes, in a process that really runs out; within 2 % of the side."""
+    case = cases("infsa_linear")[0]
+    with Child("cpu", 8192**2, ALLOCATING) as child:
+        found = largest(
+            lambda side: child.ask({"job": "probe", "case": {**case.as_dict(), "size": [side, side]}}, 60).get(
+                "ran_out"
+            ),
+            start=512,
+            most=65536,
+            tolerance=0.005,
+        )
+        assert child.starts == 1  # it ran out of memory several times and lived
+    assert abs(found.size / 8192 - 1) < 0.02
+    assert found.ran_out == "host memory"
+
+
+def test_errors_name_their_resource():
+    assert resource_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")) == "GPU memory"
+    assert resource_of(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")) == "GPU memory"
+    assert resource_of(MemoryError()) == "host memory"
+    assert resource_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")) == "host memory"
+    assert resource_of(RuntimeError("shapes cannot be multiplied")) is None

@@ -1,0 +1,105 @@
+"""Tables and figures come from a result file alone, and always the same."""
+
+from pathlib import Path
+
+import pytest
+
+from infsa.bench.cases import NINE, Case
+from infsa.bench.presets import DEEP, FOUR, group
+from infsa.bench.results import about, measured
+from infsa.report import bench_documents, bench_tables
+from infsa.report.bench_figures import FIGURES, draw_bench, save
+from infsa.report.published import accuracy_figure, published
+
+NAMES = ("softmax-naive", "softmax-flash", *NINE)
+
+
+def synthetic():
+    """Rows of softmax growing with N² and all others with N, made up, in the form of measured ones."""
+    layer = {"part": "attention", "depth": 1, "heads": 64}
+    plan = group(NAMES, 1024, energy=NAMES, **FOUR) + group(NAMES, 1024, **DEEP)
+    for side in (224, 512, 2048):
+        plan += group(NAMES, side, **FOUR) + group(NAMES, side, mode="train", **FOUR) + group(NAMES, side, **layer)
+    rows = {}
+    for index, case in enumerate(plan):
+        exponent = 2 if case.variant.tier == "N² d" else 1
+        base = 1e-3 * (1 + index % len(NAMES)) * case.depth * case.tokens
+        time = base * (case.tokens / 1000) ** (exponent - 1)
+        prepared = {"parameters": 5e7, "first_s": 1.0, "peak_bytes": 1e6 * time + 1e8, "weights_bytes": 1e8}
+        window = {"source": "NVML", "joules": time, "seconds": 5.0, "calls": 10} if case.energy else None
+        numbers = measured(case, prepared, [[time, 1.01 * time]], [], window, 1.0)
+        rows[case.key] = {"case": case.as_dict(), **about(case), "status": "done", "macs": 10**9, **numbers}
+    failed = Case("soft", size=(9216, 9216), **FOUR)
+    reason = {"status": "failed", "reason": "OutOfMemoryError: no", "ran_out": "GPU memory"}
+    rows[failed.key] = {"case": failed.as_dict(), **about(failed), **reason}
+    limit = Case("softmax-naive", size=(512, 512), limit=True, **FOUR)
+    found = {"side": 1504, "tokens": 8837, "ran_out": "GPU memory", "cap_bytes": 2**30, "probes": []}
+    rows[limit.key] = {"case": limit.as_dict(), **about(limit), "status": "done", "limit": found}
+    check = {"when": "start", "after_s": 5.0, "harness_ms": 1.0, "direct_ms": 1.01, "ratio": 0.99, "tflops": 700.0}
+    return {"format": 1, "machines": [], "settings": {}, "checks": [check], "rows": rows}
+
+
+@pytest.fixture(scope="module")
+def content():
+    return synthetic()
+
+
+def test_figures_are_the_same_to_the_byte(content, tmp_path):
+    first, second = (draw_bench(content, tmp_path / name) for name in "ab")
+    assert [path.name for path in first] == [f"{name}.png" for name in FIGURES]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert draw_bench({**content, "rows": {}}, tmp_path) == []
+
+
+def test_published_figures_have_sources_and_are_drawn(tmp_path):
+    rows = published()["rows"]
+    assert len(rows) == 24
+    assert all(row["source"] and 80 < row["imagenet_1k"] < 90 for row in rows)
+    ours = [{"method": "Linear", "parameters_m": 48.2, "imagenet_1k": 80.0, "imagenet_v2": None}]
+    paths = [save(accuracy_figure(ours), tmp_path / f"{name}.png") for name in "ab"]
+    assert paths[0].read_bytes() == Path(paths[1]).read_bytes()
+
+
+def test_table_1_has_a_row_for_each_mechanism_and_the_papers_numbers(content):
+    table = bench_documents.table1(content, "4L-64H")
+    assert len(table.rows) == len(NAMES)
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert cells["Linear-InfSA"]["paper, A100: ms / ms / J"] == "9.41 / 4.33 / 0.87"
+    assert cells["softmax, unfused"]["× unfused"] == "1.00"
+    assert cells["softmax, unfused"]["largest image"] == "1504² (GPU memory)"
+    assert cells["softmax, unfused"]["J/image"] != "–"
+    assert bench_documents.table1(content, "24L-16H").rows[0][6].startswith("(")  # no counter: the paper's formula
+
+
+def test_the_papers_energy_is_its_constant_times_its_latency():
+    for rows in bench_documents.PAPER.values():
+        for _, infer, joules in rows.values():
+            assert joules == pytest.approx(0.2 * infer, abs=0.006)
+
+
+def test_slopes_are_those_of_the_rows(content):
+    (table,) = (t for name, t in bench_tables.slope_tables(content).items() if name.startswith("attention"))
+    cells = {row[0]: row for row in table.rows}
+    assert cells["Linear-InfSA"][1:3] == ["O(N): 1", "1.00 [1.00, 1.00]"]
+    assert cells["softmax, unfused"][1:3] == ["O(N² d): 2", "2.00 [2.00, 2.00]"]
+
+
+def test_the_measured_crossover_lies_where_the_times_do(content):
+    table = bench_documents.crossover_table(content)
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["softmax, unfused"][0] != "–"
+    assert set(cells) == {Case(name).variant.label for name in NAMES if name != "infsa_linear"}
+
+
+def test_failures_are_words_in_the_tables(content):
+    assert any("out of GPU memory" in row for row in bench_documents.stress_table(content).rows)
+    assert bench_tables.limit_table(content).rows == [
+        ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0, "0"), (0.0123456, "0.0123"), (1234.5, "1,234"), (99.99, "100.0")]
+)
+def test_numbers_keep_three_digits(value, text):
+    assert bench_tables.number(value) == text
