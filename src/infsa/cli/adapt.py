@@ -1,0 +1,104 @@
+"""``infsa adapt``: convert a model and train it to do what the original did."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..ops.validate import check_gamma
+from .options import at_least, chosen_device
+from .parameters import check_seed, checked
+from .recipe_options import parse_pairs
+
+
+def adapt(
+    model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
+    data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a data set such as folder:PATH.")] = "shapes",
+    weights: Annotated[Path | None, typer.Option(help="Safetensors of the original model.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
+    option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data; repeatable.")] = None,
+    variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
+    level: Annotated[str, typer.Option(help="swap, or surgery (linear).")] = "swap",
+    gamma: Annotated[float, typer.Option(help="First decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
+    fixed_gamma: Annotated[bool, typer.Option("--fixed-gamma", help="Do not learn the decay.")] = False,
+    include: Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
+    layer_epochs: Annotated[int, typer.Option(help="Matching each layer's output.", callback=at_least(0))] = 2,
+    logit_epochs: Annotated[int, typer.Option(help="Matching the logits.", callback=at_least(0))] = 5,
+    label_epochs: Annotated[int, typer.Option(help="Fine-tuning on labels.", callback=at_least(0))] = 0,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="field=value of infsa.train.adaptation.Adaptation; repeatable.")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.", callback=at_least(1))] = 224,
+    batch_size: Annotated[int, typer.Option(help="Images per step.", callback=at_least(1))] = 128,
+    seed: Annotated[int, typer.Option(help="Of order and views.", callback=checked(check_seed))] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest checkpoint in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Convert a model's attention and win back its accuracy by learning from the original model.
+
+    Each layer learns the original's output, then the model learns the original's logits, then the labels if asked. The
+    folder receives checkpoints, result.json and model.safetensors.
+
+    Example: infsa adapt timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
+    """
+    from ..convert import convert, open_model, save_converted
+    from ..train.adapt import adapt as adapt_model
+    from ..train.adaptation import Adaptation
+
+    options, fields = parse_pairs(option or []), parse_pairs(setting or [])
+    named: dict[str, Any] = {
+        "data": data, "layer_epochs": layer_epochs, "logit_epochs": logit_epochs, "label_epochs": label_epochs,
+        "size": size, "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),
+    }  # fmt: skip
+    if twice := fields.keys() & named.keys():
+        raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
+    try:
+        plan = Adaptation(**named, **fields)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    place = chosen_device(device)
+    console = Console(quiet=as_json)
+    original = open_model(model, weights, pretrained, options).to(place)
+    settings: dict[str, Any] = {"gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
+    converted = convert(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=as_json, transient=True) as progress:
+        task = progress.add_task("measuring", total=None)
+
+        def watch(row: dict[str, Any]) -> None:
+            text = f"{row['stage']}, loss {row['loss']:.4f}" if row["kind"] == "train" else row["kind"]
+            progress.update(task, description=text, completed=row["step"], total=row["total"])
+
+        result = adapt_model(original, converted, plan, out, resume=resume, watch=watch)
+    file = save_converted(converted, out / "model.safetensors", model, options)
+    if as_json:
+        typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
+        return
+    console.print(stages_table(result))
+    for name in ("model.safetensors", "result.json", "checkpoints"):
+        console.print(f"  {out / name}", highlight=False, soft_wrap=True)
+
+
+def stages_table(result: dict[str, Any]) -> Table:
+    """Agreement and accuracy after every stage.
+
+    Example:
+        >>> Console().print(stages_table(adapt(original, converted, plan, "runs/adapt")))
+    """
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("after")
+    for column in ("agreement with the original", "top-1", "seconds so far"):
+        table.add_column(column, justify="right")
+    for row in result["history"]:
+        top1 = "" if row["top1"] is None else f"{row['top1']:.2%}"
+        table.add_row(row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}")
+    return table

@@ -1,0 +1,85 @@
+"""``infsa convert``: what a model's attention layers are, what they would become, and the converted weights."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..ops.validate import check_gamma
+from .parameters import checked
+from .recipe_options import parse_pairs
+
+if TYPE_CHECKING:
+    from ..convert import ConversionPlan
+
+
+def convert(
+    model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
+    variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
+    level: Annotated[str, typer.Option(help="swap, or surgery: fold queries and keys into one (linear).")] = "swap",
+    gamma: Annotated[float, typer.Option(help="Decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
+    learn_gamma: Annotated[bool, typer.Option("--learn-gamma", help="One learned decay per head.")] = False,
+    chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Safetensors to load first; otherwise random.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
+    option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the converted weights go (.safetensors).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what becomes of every attention layer of a model, then convert it and write its weights.
+
+    Layers that cannot be converted are named with the reason; --exclude keeps them as they are.
+
+    Example: infsa convert timm:deit_tiny_patch16_224 --variant linear --dry-run
+    """
+    from ..convert import convert as convert_model
+    from ..convert import open_model, plan_conversion, save_converted
+
+    if out is None and not dry_run:
+        raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --dry-run")
+    console = Console(quiet=as_json)
+    settings: dict[str, Any] = {
+        "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
+    }  # fmt: skip
+    options = parse_pairs(option or [])
+    with console.status(f"Building {model} ..."):
+        network = open_model(model, weights, pretrained, options)
+    plan = plan_conversion(network, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
+    console.print(plan_table(plan, model))
+    for note in plan.notes():
+        console.print(f"  {note}", highlight=False, soft_wrap=True)
+    content = {"model": model, **plan.as_dict()}
+    if not dry_run:
+        assert out is not None
+        plan.check()
+        convert_model(network, variant, include=include, exclude=exclude, inplace=True, **settings)  # type: ignore[arg-type]
+        content["file"] = str(save_converted(network, out, model, options))
+        console.print(f"Written: {out}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+
+
+def plan_table(plan: "ConversionPlan", title: str) -> Table:
+    """A plan for the terminal, without the columns that say no for every layer.
+
+    Example:
+        >>> Console().print(plan_table(infsa.plan_conversion(model), "my model"))
+    """
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    rows = plan.rows()
+    if not rows:
+        table.caption = "no attention layers"
+        return table
+    shown = [column for column in rows[0] if any(row[column] not in ("no", "none") for row in rows)]
+    for column in shown:
+        table.add_column(column, overflow="fold", no_wrap=column == "layer")
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
+    return table

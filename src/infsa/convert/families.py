@@ -1,0 +1,97 @@
+"""The adapters, one per foreign library, and what they must offer."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from .plan import LayerPlan
+    from .settings import Settings
+
+# library whose import makes the adapter worth asking -> module of this package that holds FAMILY
+ADAPTERS = {"torch": "torch_nn", "torchvision": "torchvision", "timm": "timm", "transformers": "huggingface"}
+
+
+class Family(ABC):
+    """What one library's attention layers are, and how they change.
+
+    Layers change in place: the module object, its parameters and their names stay, so that optimisers, adapters,
+    hooks and checkpoints go on working.
+
+    Example:
+        >>> [family.name for family in families()]  # the libraries imported so far
+        ['torch', 'timm']
+    """
+
+    name: str
+
+    @abstractmethod
+    def recognise(self, name: str, module: nn.Module, settings: "Settings", model: nn.Module) -> "LayerPlan | None":
+        """The plan for an attention layer of this library (it may be a refusal); None for any other module."""
+
+    @abstractmethod
+    def convert(self, module: nn.Module, layer: "LayerPlan", settings: "Settings") -> None:
+        """Change the layer in place."""
+
+    @abstractmethod
+    def revert(self, module: nn.Module, layer: "LayerPlan", settings: "Settings") -> None:
+        """Undo :meth:`convert`."""
+
+    def changed(self, layer: "LayerPlan", settings: "Settings") -> tuple[str, ...]:
+        """Names, inside the layer, of tensors whose values conversion changes (by surgery); usually none."""
+        return ()
+
+    def finish(self, model: nn.Module, layers: "list[LayerPlan]", settings: "Settings") -> None:  # noqa: B027 (optional)
+        """Change what belongs to the whole model, once, after its layers were converted."""
+
+    def undo(self, model: nn.Module, layers: "list[LayerPlan]") -> None:  # noqa: B027 (optional)
+        """Undo :meth:`finish`, once, before the layers are reverted."""
+
+
+def families() -> list[Family]:
+    """The adapters of the libraries that are imported: a model cannot come from any other.
+
+    Example:
+        >>> families()[0].name
+        'torch'
+    """
+    found = []
+    for library, module in ADAPTERS.items():
+        if library in sys.modules and importlib.util.find_spec(f"{__package__}.{module}"):
+            found.append(importlib.import_module(f"{__package__}.{module}").FAMILY)
+    return found
+
+
+def family_named(name: str) -> Family:
+    """The adapter with a name.
+
+    Example:
+        >>> family_named("torch").name
+        'torch'
+    """
+    for family in families():
+        if family.name == name:
+            return family
+    raise ValueError(f"no adapter is named {name!r}; have {[family.name for family in families()]}")
+
+
+_NAME = re.compile(r"attention|attn", re.IGNORECASE)
+_PARTS = frozenset(
+    ["qkv", "q_proj", "query", "to_q", "to_qkv", "in_proj_weight", "c_attn", "Wqkv", "query_key_value", "attn_drop"]
+)
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether a module that no adapter knows has the name or the parts of an attention layer.
+
+    Example:
+        >>> looks_like_attention(torch.nn.Linear(2, 2))
+        False
+    """
+    parts = {*dict(module.named_children()), *dict(module.named_parameters(recurse=False))}
+    return bool(_NAME.search(type(module).__name__) or parts & _PARTS)

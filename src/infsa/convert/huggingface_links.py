@@ -1,0 +1,68 @@
+"""What a layer's call must tell its attention function: the cache it continues, and which of its rows are padding.
+
+Both travel in the keyword arguments of the call, which every layer hands on to its attention function; nothing is kept
+on a module between calls.
+"""
+
+import functools
+import inspect
+from typing import Any
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .huggingface_cache import series_of
+from .huggingface_layers import name_of
+from .huggingface_masks import four_dimensions, real_rows
+
+
+def link_cache(module: nn.Module) -> None:
+    """Let calls of a causal layer carry the layer of the cache that they extend.
+
+    Example:
+        >>> link_cache(model.model.layers[0].self_attn)
+    """
+    module.register_forward_pre_hook(_carry_cache, with_kwargs=True)
+
+
+def link_padding(model: nn.Module, name: str) -> None:
+    """Let calls of a decoder's cross-attention carry the padding of the decoder, which their own mask does not hold.
+
+    The decoder layer knows it; for GPT-2, whose layer hands nothing on, the cross-attention is given the mask itself.
+
+    Example:
+        >>> link_padding(model, "decoder.layers.0.encoder_attn")
+    """
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        layer = model.get_submodule(".".join(parts[:length]))
+        if isinstance(layer, GradientCheckpointingLayer):
+            place = [*inspect.signature(type(layer).forward).parameters].index("attention_mask") - 1
+            layer.register_forward_pre_hook(functools.partial(_carry_padding, place), with_kwargs=True)
+            return
+
+
+def unlink(module: nn.Module) -> None:
+    """Take the links away."""
+    for key, hook in [*module._forward_pre_hooks.items()]:
+        if getattr(hook, "func", hook) in (_carry_cache, _carry_padding):
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _carry_cache(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    name, cache = name_of(module), options.get("past_key_values")
+    options = {**options, "infsa_cache": None if cache is None else series_of(cache, module.layer_idx, name)}
+    if "encoder_attention_mask" in options:
+        mask = four_dimensions(options.get("attention_mask"), name)
+        options["infsa_padding"] = real_rows(mask, arguments[0].shape[1])
+    return arguments, options
+
+
+def _carry_padding(
+    place: int, layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    mask = arguments[place] if place < len(arguments) else options.get("attention_mask")
+    mask = four_dimensions(mask, type(layer).__name__)
+    tokens = (arguments[0] if arguments else options["hidden_states"]).shape[1]
+    return arguments, {**options, "infsa_padding": real_rows(mask, tokens)}

@@ -1,0 +1,59 @@
+"""What a conversion is asked for: the variant, its parameters, and how deep the change may go."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..ops.validate import check_activation, check_count, check_eps, check_gamma, check_impl
+
+Variant = Literal["pure", "linear"]
+Level = Literal["swap", "surgery"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of :func:`infsa.convert`, checked.
+
+    Attributes:
+        variant: ``"pure"`` or ``"linear"``.
+        gamma: decay, in (0, 1); the starting value if learned.
+        learn_gamma: learn one γ per head.
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
+        level: ``"swap"`` keeps every projection. ``"surgery"``, for Linear self-attention, folds the query and key
+            projections into one, the form of the paper, which changes the scores.
+        chunk_size: tokens per chunk of causal Linear-InfSA; without it causal calls are refused.
+        eps: ε.
+        impl: see :func:`infsa.pure_attention`.
+
+    Example:
+        >>> Settings("linear", gamma=0.9).variant
+        'linear'
+    """
+
+    variant: Variant = "pure"
+    gamma: float = 0.7
+    learn_gamma: bool = False
+    activation: str = "relu"
+    level: Level = "swap"
+    chunk_size: int | None = None
+    eps: float = 1e-6
+    impl: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("pure", "linear"):
+            raise ValueError(f"variant must be 'pure' or 'linear', got {self.variant!r}")
+        if self.level not in ("swap", "surgery"):
+            raise ValueError(f"level must be 'swap' or 'surgery', got {self.level!r}")
+        if self.level == "surgery" and self.variant == "pure":
+            raise ValueError("level='surgery' needs variant='linear': Pure InfSA has no pool-first form to fold into")
+        if self.chunk_size is not None:
+            if self.variant == "pure":
+                raise ValueError(f"chunk_size needs variant='linear', got chunk_size={self.chunk_size!r}")
+            check_count(self.chunk_size, "chunk_size")
+        check_gamma(self.gamma)
+        check_activation(self.activation)
+        check_eps(self.eps)
+        check_impl(self.impl)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as plain values, for JSON."""
+        return asdict(self)

@@ -1,0 +1,86 @@
+"""What a converted model can learn from the original: the outputs of its attention layers, and its logits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Call(NamedTuple):
+    """One call of an attention layer: what it was given and what it gave.
+
+    Example:
+        >>> with recorded_calls(original, ["blocks.0.attn"]) as calls:
+        ...     original(images)
+        >>> calls["blocks.0.attn"].output.shape
+    """
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    output: Tensor
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The output of an attention layer, whatever it returns beside it.
+
+    Example:
+        >>> first_tensor((torch.zeros(2), None)).shape
+        torch.Size([2])
+    """
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def class_logits(output: Any) -> Tensor:
+    """The logits of a classifier, also where they come inside an output object of Hugging Face.
+
+    Example:
+        >>> class_logits(model(images)).shape
+    """
+    return output if isinstance(output, Tensor) else output.logits
+
+
+@contextmanager
+def recorded_calls(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Call]]:
+    """Note the last call of each of the named layers while the model runs.
+
+    Example:
+        >>> with recorded_calls(original, names) as calls: original(images)
+    """
+    calls: dict[str, Call] = {}
+
+    def hook_for(name: str) -> Any:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+            calls[name] = Call(arguments, options, first_tensor(output))
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_hook(hook_for(name), with_kwargs=True) for name in layers]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layer_loss(layer: nn.Module, call: Call) -> Tensor:
+    """‖y' − y‖² / ‖y‖² between a converted layer and the original one, on the original's input.
+
+    Example:
+        >>> layer_loss(converted.blocks[0].attn, calls["blocks.0.attn"])
+    """
+    given = first_tensor(layer(*call.arguments, **call.options)).float()
+    wanted = call.output.float()
+    return (given - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def logit_loss(given: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """T² KL(original ‖ converted) of the softened class probabilities, mean over images.
+
+    Example:
+        >>> logit_loss(converted(images), original(images), temperature=2.0)
+    """
+    log_given, log_wanted = ((x.float() / temperature).log_softmax(-1) for x in (given, wanted))
+    return temperature**2 * F.kl_div(log_given, log_wanted, reduction="batchmean", log_target=True)
