@@ -19,13 +19,17 @@ from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import data, evaluate, graph, models, nn, ops, train
+    from . import bench, data, evaluate, graph, models, nn, ops, parallel, streaming, train
+    from .convert import convert, plan_conversion, revert
     from .models import create_model, list_models
+    from .streaming import stream
 
 __all__ = [
     "LinearState",
     "PureDecodeState",
     "__version__",
+    "bench",
+    "convert",
     "create_model",
     "data",
     "evaluate",
@@ -36,13 +40,25 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "plan_conversion",
     "pure_attention",
     "pure_weights",
+    "revert",
+    "stream",
+    "streaming",
     "train",
 ]
 
-_LAZY_MODULES = frozenset({"data", "evaluate", "graph", "models", "nn", "train"})
-_LAZY_NAMES = {"create_model": "models", "list_models": "models"}
+_LAZY_MODULES = frozenset(
+    {"bench", "convert", "data", "evaluate", "graph", "models", "nn", "parallel", "streaming", "train"}
+)
+_LAZY_NAMES = {
+    "create_model": "models",
+    "list_models": "models",
+    "stream": "streaming",
+    "plan_conversion": "convert",
+    "revert": "convert",
+}
 
 
 def __getattr__(name: str) -> Any:

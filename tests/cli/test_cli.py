@@ -11,7 +11,22 @@ from PIL import Image
 import infsa
 from infsa.cli.app import main
 
-COMMANDS = ["demo", "info", "train", "evaluate", "ablate", "explain", "quality", "align"]
+COMMANDS = [
+    "demo",
+    "info",
+    "train",
+    "evaluate",
+    "ablate",
+    "explain",
+    "app",
+    "quality",
+    "align",
+    "stream",
+    "convert",
+    "adapt",
+    "reproduce",
+    "bench",
+]
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -43,7 +58,7 @@ def test_info_table(monkeypatch, capsys):
 
 
 def test_demo_measures_and_draws(monkeypatch, capsys, tmp_path):
-    code, out, _ = run(monkeypatch, capsys, "demo", "--json", "--out", str(tmp_path))
+    code, out, _ = run(monkeypatch, capsys, "demo", "--json", "--quick", "--out", str(tmp_path))
     result = json.loads(out)
     assert code == 0
     assert all(difference < 1e-12 for difference in result["identities"].values())
@@ -60,7 +75,7 @@ def test_demo_measures_and_draws(monkeypatch, capsys, tmp_path):
 
 def test_demo_tables(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "140")
-    code, out, _ = run(monkeypatch, capsys, "demo", "--out", str(tmp_path), "--gamma", "0.5", "--seed", "3")
+    code, out, _ = run(monkeypatch, capsys, "demo", "--quick", "--out", str(tmp_path), "--gamma", "0.5", "--seed", "3")
     assert code == 0
     for text in ("Neumann closed form", "pagerank", "uniform", "demo.json", "gamma = 0.5"):
         assert text in out

@@ -15,11 +15,31 @@ MAY_IMPORT = {
     "graph": {"ops"},
     "nn": {"ops"},
     "models": {"ops", "graph", "nn"},
+    "convert": {"ops", "nn", "models"},
+    "parallel": {"ops", "nn", "models"},
+    "streaming": {"ops", "nn", "models"},
     "data": set(),
     "evaluate": {"ops", "graph", "nn", "models", "data"},
-    "train": {"ops", "graph", "nn", "models", "data", "evaluate"},
-    "report": {"ops", "graph", "nn", "models", "data", "evaluate"},
-    "cli": {"ops", "graph", "nn", "models", "data", "evaluate", "report", "train"},
+    "bench": {"ops", "nn", "models"},
+    "train": {"ops", "graph", "nn", "models", "data", "evaluate", "convert"},
+    "report": {"ops", "graph", "nn", "models", "data", "evaluate", "bench"},
+    "app": {"ops", "graph", "nn", "models", "data", "evaluate", "report", "streaming"},
+    "reproduce": {"ops", "graph", "nn", "models", "data", "evaluate", "bench", "report"},
+    "cli": {
+        "ops",
+        "graph",
+        "nn",
+        "models",
+        "data",
+        "evaluate",
+        "report",
+        "reproduce",
+        "streaming",
+        "train",
+        "convert",
+        "bench",
+        "app",
+    },
 }
 
 
@@ -61,7 +81,16 @@ def test_import_loads_torch_only():
 
 
 def test_public_names_exist_and_are_documented():
-    for module in (infsa, infsa.ops, infsa.nn, infsa.nn.peers, infsa.graph, infsa.models):
+    for module in (
+        infsa,
+        infsa.ops,
+        infsa.nn,
+        infsa.nn.peers,
+        infsa.graph,
+        infsa.models,
+        infsa.parallel,
+        infsa.streaming,
+    ):
         for name in module.__all__:
             public = getattr(module, name)
             assert name.startswith("__") or public.__doc__, f"{module.__name__}.{name} has no docstring"

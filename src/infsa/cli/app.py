@@ -5,9 +5,25 @@ from typing import Annotated
 
 import typer
 
-from . import ablate, align, demo, evaluate, explain, info, quality, train
+from . import (
+    ablate,
+    adapt,
+    align,
+    bench,
+    convert,
+    demo,
+    evaluate,
+    explain,
+    explore,
+    info,
+    quality,
+    reproduce,
+    stream,
+    train,
+)
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, wherever typer takes it from
+LONGEST = 600  # characters of an error; a failed compilation brings the compiler's whole output
 
 app = typer.Typer(
     name="infsa",
@@ -33,8 +49,14 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("ablate")(ablate.ablate)
 app.command("explain")(explain.explain)
+app.command("app")(explore.explore)
 app.command("quality")(quality.quality)
 app.command("align")(align.align)
+app.command("bench")(bench.bench)
+app.command("stream")(stream.stream)
+app.command("convert")(convert.convert)
+app.command("adapt")(adapt.adapt)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def main() -> None:
@@ -56,5 +78,7 @@ def main() -> None:
 def fail(message: str, code: int) -> None:
     """Print the message as one line and leave."""
     if message:
-        typer.echo(f"infsa: {' '.join(message.split())}", err=True)
+        line = " ".join(message.split())
+        shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} ... (infsa --debug shows all)"
+        typer.echo(f"infsa: {shown}", err=True)
     sys.exit(code)
