@@ -40,6 +40,7 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "parallel",
     "plan_conversion",
     "pure_attention",
     "pure_weights",

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "data": set(),
     "evaluate": {"ops", "graph", "nn", "models", "data"},
     "bench": {"ops", "nn", "models"},
-    "train": {"ops", "graph", "nn", "models", "data", "evaluate", "convert"},
+    "train": {"ops", "graph", "nn", "models", "data", "evaluate", "bench", "convert"},
     "report": {"ops", "graph", "nn", "models", "data", "evaluate", "bench"},
     "app": {"ops", "graph", "nn", "models", "data", "evaluate", "report", "streaming"},
     "reproduce": {"ops", "graph", "nn", "models", "data", "evaluate", "bench", "report"},

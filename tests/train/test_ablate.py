@@ -7,7 +7,7 @@ import pytest
 
 from infsa.train import PAPER_SWEEPS, Study
 from infsa.train.ablate import epochs_to_convergence, point_name, summarise, vary
-from infsa.train.latency import measure_latency, median_milliseconds
+from infsa.train.latency import measure_latency
 from tests.data.helpers import one_line
 from tests.train.helpers import tiny, together
 
@@ -59,16 +59,6 @@ def test_mean_and_sample_deviation_of_what_all_seeds_have():
     assert found["mean"] == {"a": 4.0}
     assert found["deviation"] == {"a": pytest.approx(statistics.stdev([1, 3, 8]))}
     assert summarise([{"a": 1.0}])["deviation"] == {"a": 0.0}
-
-
-def test_the_median_of_the_timed_calls(monkeypatch):
-    import torch
-
-    clock = iter([0, 100, 0, 1, 0, 3, 0, 2])  # a warm-up reads it once, a timed call twice
-    monkeypatch.setattr("infsa.train.latency.time.perf_counter", lambda: next(clock))
-    calls = []
-    found = median_milliseconds(lambda: calls.append(1), torch.device("cpu"), warmups=2, timed=3)
-    assert (found, len(calls)) == (2000, 5)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -47,8 +47,7 @@ def ablation_table(summary: dict[str, Any]) -> str:
     names = [name for name in COLUMNS if any(cell(row, name) for row in rows)]
     lines = [[*rows[0]["point"], *(COLUMNS[name][0] for name in names)]]
     lines.append(["---"] * len(lines[0]))
-    for row in rows:
-        lines.append([str(value) for value in row["point"].values()] + [cell(row, name) or "none" for name in names])
+    lines += [[*map(str, row["point"].values()), *(cell(row, name) or "none" for name in names)] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -61,8 +60,13 @@ def draw_ablation(summary: dict[str, Any], path: str | Path) -> Path:
     rows = summary["rows"]
     names = [name for name in COLUMNS if any(name in row["mean"] for row in rows) and name != "top5"]
     labels = ["\n".join(str(value) for value in row["point"].values()) for row in rows]
-    figure = Figure(figsize=(2.2 + len(names) * max(2.4, 0.55 * len(rows)), 3.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+    across = min(4, len(names))
+    down = -(-len(names) // across)
+    figure = Figure(figsize=(1 + across * max(2.4, 0.55 * len(rows)), 3.0 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in panels[len(names) :]:
+        axes.remove()
+    for axes, name in zip(panels, names, strict=False):
         heading, factor, _ = COLUMNS[name]
         dots = [seed[name] * factor for row in rows for seed in row["seeds"] if name in seed]
         for place, row in enumerate(rows):

@@ -1,13 +1,11 @@
 """How long one training step and one inference of a recipe's model take."""
 
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from ..bench.timing import median_milliseconds
 from .module import build_model
 from .recipe import Recipe
 
@@ -61,20 +59,3 @@ def measure_latency(
         "warmups": warmups,
         "timed": timed,
     }
-
-
-def median_milliseconds(work: Callable[[], None], device: torch.device, warmups: int, timed: int) -> float:
-    """Median time of a call, each one waited for.
-
-    Example:
-        >>> median_milliseconds(lambda: None, torch.device("cpu"), warmups=1, timed=3)
-    """
-    times = []
-    for turn in range(warmups + timed):
-        begin = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if turn >= warmups:
-            times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)

@@ -1,0 +1,287 @@
+"""Streaming measured: bytes, seconds per megapixel, resident memory, and what the intervals of estimates are worth.
+
+    python benchmarks/streaming.py image orion-18000.jpg --memory 2GiB --scratch /scratch   one image, command line
+    python benchmarks/streaming.py strategies orion-18000.jpg --side 3072                   a crop, every strategy
+    python benchmarks/streaming.py coverage orion-18000.jpg --subsets 200                   90 % intervals
+    python benchmarks/streaming.py gpu --side 9216                                          in memory and streamed
+
+Every section writes its own part of results/streaming.json (``gpu``: results/streaming-gpu.json) and leaves the others
+as they are. Memory is the peak resident set that the system counted for a process of its own.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import infsa
+from infsa.files import read_json, write_json
+from infsa.provenance import provenance
+from infsa.report.documents import write_tables
+from infsa.streaming.memory import parse_bytes, show_bytes
+
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[1] / "docs"
+MODEL = "infvit_linear_tiny"
+COMMAND = [sys.executable, "-c", "from infsa.cli import main; main()", "stream"]
+
+
+def main() -> None:
+    options = arguments()
+    section: dict[str, Any] = options.run(options)
+    section["provenance"] = provenance(getattr(options, "device", None))
+    path = Path(options.out or RESULTS / ("streaming-gpu.json" if options.section == "gpu" else "streaming.json"))
+    before = read_json(path) if path.exists() else {}
+    write_json({**before, options.section: section}, path)
+    print(json.dumps(section, indent=1))
+    if options.out is None:
+        draw()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = parser.add_subparsers(dest="section", required=True)
+    for name, run in (("image", image), ("strategies", strategies), ("coverage", coverage), ("gpu", gpu)):
+        section = sections.add_parser(name)
+        section.set_defaults(run=run)
+        section.add_argument("--out", help="another file for the result")
+        section.add_argument("--tile", type=int, default={"coverage": 64}.get(name, 1024))
+        if name != "gpu":
+            section.add_argument("file")
+        if name == "image":
+            section.add_argument("--memory", default="2GiB")
+            section.add_argument("--scratch")
+        else:
+            section.add_argument("--side", type=int, default={"coverage": 640, "gpu": 9216}.get(name, 3072))
+        if name == "coverage":
+            section.add_argument("--subsets", type=int, default=200)
+            section.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.25])
+        if name == "gpu":
+            section.add_argument("--model", default="infvit_linear_4l64h_patch16_224")
+        if name in ("coverage", "gpu"):
+            section.add_argument("--device", default="cuda" if name == "gpu" else "cpu")
+    return parser.parse_args()
+
+
+# One image through the command line, in a process of its own
+
+
+def measured(*arguments: str) -> dict[str, Any]:
+    """What ``infsa stream --json`` prints, with the peak memory that the system saw."""
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen([*COMMAND, *arguments, "--json"], stdout=out)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"infsa stream failed: {' '.join(arguments)}")
+        out.seek(0)
+        record: dict[str, Any] = json.load(out)
+    record["resident_peak"] = usage.ru_maxrss * 1024
+    record["processor_seconds"] = usage.ru_utime + usage.ru_stime
+    return record
+
+
+def image(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"map": f"{folder}/map.tif", "code": f"{folder}/code.safetensors"}
+        given = [options.file, "--memory", options.memory, "--tile", str(options.tile)]
+        given += ["--map", files["map"], "--code", files["code"]]
+        given += ["--scratch", options.scratch] if options.scratch else []
+        record = measured(*given)
+        sizes = {f"{name}_bytes": Path(file).stat().st_size for name, file in files.items()}
+    record["image"] = Path(options.file).name
+    for name in ("logits", "map", "code"):
+        del record[name]
+    spilled = 0 if record["strategy"] == "recompute" else tokens_bytes(record["size"])
+    return {**record, **sizes, "memory": options.memory, "tile": options.tile, "tokens_bytes": spilled}
+
+
+def tokens_bytes(size: list[int]) -> int:
+    model = infsa.create_model(MODEL)
+    rows, columns = (-(-side // step) for side, step in zip(size, model.patch_embed.patch_size, strict=True))
+    return rows * columns * model.embed_dim * 4
+
+
+def strategies(options: argparse.Namespace) -> dict[str, Any]:
+    """The same crop by every strategy; with little more memory than the least, spilled tokens go to a file."""
+    rows = []
+    megapixels = options.side**2 / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        crop = Path(folder) / "crop.npy"
+        np.save(crop, read_crop(options.file, options.side))
+        given = [str(crop), "--tile", str(options.tile)]
+        for strategy, where in (("recompute", "nowhere"), ("spill", "memory"), ("spill", "file")):
+            memory = str(least_memory(*given) + 2**23)
+            extra = ["--memory", memory, "--scratch", folder] if where == "file" else []
+            record = measured(*given, "--strategy", strategy, *extra)
+            row = {name: record[name] for name in ("passes", "seconds_per_megapixel", "resident_peak")}
+            row["processor_seconds_per_megapixel"] = record["processor_seconds"] / megapixels
+            kept = tokens_bytes([options.side, options.side]) if strategy == "spill" else 0
+            row |= {"memory": int(memory) if extra else None, "token_bytes_per_megapixel": kept / megapixels}
+            rows.append({"strategy": strategy, "where": where, **row})
+    return {"model": MODEL, "side": options.side, "tile": options.tile, "rows": rows}
+
+
+def least_memory(*arguments: str) -> int:
+    """What the command says it needs when it is given too little."""
+    done = subprocess.run([*COMMAND, *arguments, "--memory", "1MiB"], capture_output=True, text=True, check=False)
+    found = re.search(r"need ([\d.]+) (MiB|GiB)", done.stderr)
+    if found is None:
+        raise SystemExit(f"infsa stream did not say how much it needs: {done.stderr}")
+    return parse_bytes(f"{found[1]}{found[2]}")
+
+
+def read_crop(file: str, side: int) -> np.ndarray:
+    source = infsa.streaming.open_source(file)
+    top, left = max(0, (source.height - side) // 2), max(0, (source.width - side) // 2)
+    return np.asarray(source.read(top, left, min(source.height, top + side), min(source.width, left + side)))
+
+
+# Intervals
+
+
+def coverage(options: argparse.Namespace) -> dict[str, Any]:
+    """How often the 90 % interval of a logit holds the exact value, over random subsets of the tiles."""
+    model = infsa.create_model(MODEL, pretrained=True).eval().to(options.device)
+    crop = read_crop(options.file, options.side)
+    exact = infsa.stream(model, crop, tile=options.tile).logits
+    rows = []
+    for share in options.shares:
+        began, inside, widths, errors = time.perf_counter(), [], [], []
+        for seed in range(options.subsets):
+            found = infsa.streaming.estimate(model, crop, share, tile=options.tile, seed=seed)
+            inside.append((found.low <= exact) & (exact <= found.high))
+            widths.append(found.high - found.low)
+            errors.append(found.logits - exact)
+        held = torch.cat(inside).double()  # (subsets, classes)
+        rows.append(
+            {
+                "share": share,
+                "tiles": found.tiles,
+                "coverage": held.mean().item(),
+                "coverage_of_the_first_guess": held[:, exact.argmax()].mean().item(),
+                "least_coverage_of_a_class": held.mean(0).min().item(),
+                "mean_width": torch.cat(widths).mean().item(),
+                "root_mean_square_error": torch.cat(errors).square().mean().sqrt().item(),
+                "seconds_per_estimate": (time.perf_counter() - began) / options.subsets,
+            }
+        )
+        print(rows[-1], flush=True)
+    facts = {"model": MODEL, "side": options.side, "tile": options.tile, "subsets": options.subsets}
+    return {**facts, "confidence": 0.9, "classes": exact.shape[1], "rows": rows}
+
+
+# On a GPU
+
+
+def gpu(options: argparse.Namespace) -> dict[str, Any]:
+    """One large image in memory and streamed by both strategies: seconds, peak device memory, how well they agree."""
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    model = infsa.create_model(options.model).eval().to(device)
+    pixels = torch.randn(3, options.side, options.side, device=device)
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            model, held = model.to(dtype), pixels.to(dtype)
+            reference, row = timed(lambda: model(held[None]), device)  # noqa: B023
+            rows.append({"run": "in memory", "dtype": str(dtype), **row})
+            for strategy in ("recompute", "spill"):
+                found, row = timed(
+                    lambda: infsa.stream(model, held, tile=options.tile, strategy=strategy).logits,  # noqa: B023
+                    device,
+                )
+                error = ((found - reference).float().norm() / reference.float().norm()).item()
+                rows.append({"run": strategy, "dtype": str(dtype), **row, "relative_error": error})
+
+    facts = {"model": options.model, "side": options.side, "tile": options.tile}
+    for row in rows:
+        row["seconds_per_megapixel"] = row["seconds"] / (options.side**2 / 1e6)
+    return {**facts, "rows": rows}
+
+
+def timed(call: Any, device: torch.device, runs: int = 3) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The result, and the least seconds of several runs after a first one."""
+    call()
+    seconds = []
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(runs):
+        if cuda:
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        result = call()
+        if cuda:
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated(device) if cuda else None
+    return result, {"seconds": min(seconds), "device_peak": peak}
+
+
+# Documents
+
+
+def draw() -> None:
+    """The tables of the documents, from all that has been measured."""
+    found = [read_json(path) for path in sorted(RESULTS.glob("streaming*.json"))]
+    results = {name: section for content in found for name, section in content.items()}
+    write_tables(DOCS / "scale.md", {"streaming": streaming_table(results)})
+    if "coverage" in results:
+        write_tables(DOCS / "streaming.md", {"coverage": coverage_table(results["coverage"])})
+
+
+def streaming_table(results: dict[str, Any]) -> str:
+    columns = ("machine", "model", "image", "strategy", "s per megapixel", "processor s", "peak memory")
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    if "image" in results:
+        one = results["image"]
+        width, height = one["size"]
+        one["processor_seconds_per_megapixel"] = one["processor_seconds"] / (width * height / 1e6)
+        how = f"`--memory {one['memory']}`, {one['strategy']}, with a map"
+        lines.append(row_of(one["provenance"], MODEL, f"{width} × {height}", how, one))
+    for name in ("strategies", "gpu"):
+        section = results.get(name, {})
+        for row in section.get("rows", []):
+            how = f"{row['strategy']}, {row['where']}" if name == "strategies" else f"{row['run']}, {row['dtype'][6:]}"
+            size = f"{section['side']} × {section['side']}"
+            lines.append(row_of(section["provenance"], section["model"], size, how, row))
+    return "\n".join(lines) + "\n"
+
+
+def row_of(made: dict[str, Any], model: str, size: str, how: str, row: dict[str, Any]) -> str:
+    machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
+    peak = row.get("resident_peak") or row.get("device_peak")
+    processor = row.get("processor_seconds_per_megapixel")
+    cells = (machine, f"`{model}`", size, how, f"{row['seconds_per_megapixel']:.3g}",
+             "" if processor is None else f"{processor:.3g}", "" if peak is None else show_bytes(peak))  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def coverage_table(section: dict[str, Any]) -> str:
+    lines = [
+        "| share | tiles | inside the 90 % interval | first guess | mean width | error (RMS) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row['share']:.0%} | {row['tiles']} | {row['coverage']:.1%} | {row['coverage_of_the_first_guess']:.1%} "
+        f"| {row['mean_width']:.3f} | {row['root_mean_square_error']:.3f} |"
+        for row in section["rows"]
+    ]
+    note = (
+        f"Over {section['subsets']} random subsets of the tiles ({section['tile']} px) of a crop of {section['side']}² "
+        f"pixels, `{section['model']}`, all {section['classes']} logits."
+    )
+    return "\n".join([*lines, "", note]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

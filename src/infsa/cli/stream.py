@@ -1,0 +1,194 @@
+"""``infsa stream``: a model on an image of any size, in bounded memory."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .options import chosen_device
+from .parameters import check_seed, checked
+
+if TYPE_CHECKING:
+    from ..models import InfViT
+    from ..streaming import Progress as At
+
+
+def _check_memory(memory: str | None) -> None:
+    from ..streaming.memory import parse_bytes
+
+    if memory is not None:
+        parse_bytes(memory)
+
+
+def stream(
+    image: Annotated[Path, typer.Argument(help="A .npy, JPEG, PNG, TIFF, whole-slide or Zarr image.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help=".safetensors file, saved folder or shipped model; Linear InfSA.")
+    ] = "infvit_linear_tiny",
+    tile: Annotated[int, typer.Option(help="Side of the tiles in pixels; the result does not depend on it.")] = 1024,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="All that the process may hold, such as 2GiB.", callback=checked(_check_memory)),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="auto, recompute or spill.")] = "auto",
+    scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
+    level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.")] = 0,
+    on_error: Annotated[str, typer.Option(help="raise, or skip to mask tiles out that cannot be read.")] = "raise",
+    map_file: Annotated[
+        Path | None, typer.Option("--map", help="Write the attention map here: .tif or .zarr, with a .png beside it.")
+    ] = None,
+    code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
+    state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
+    save_every: Annotated[float, typer.Option(help="Least seconds between two savings of --state.")] = 30.0,
+    estimate: Annotated[
+        float | None, typer.Option(help="Only estimate, from this share of the tiles at random, with an interval.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --estimate.", callback=checked(check_seed))] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Run a Linear InfViT on an image of any size, exactly, in bounded memory.
+
+    Sides that are no multiple of the patch are padded. --estimate looks at a part of the image only and gives each
+    logit a 90 % interval.
+
+    Example: infsa stream orion.jpg --memory 2GiB --map orion-map.tif
+    """
+    from ..evaluate.subjects import load_model
+
+    loaded = load_model(model, chosen_device(device))
+    loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
+    console = Console(quiet=as_json, stderr=True)
+    if estimate is not None:
+        given = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
+        for name, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"--estimate does not go with {name}")
+        if strategy != "auto" or on_error != "raise":
+            raise typer.BadParameter("--estimate does not go with --strategy or --on-error")
+        record = _estimate(loaded, image, console, tile, memory, level, estimate, seed)
+    else:
+        options = {"tile": tile, "memory": memory, "strategy": strategy, "scratch": scratch, "level": level,
+                   "on_error": on_error, "state": state, "save_every": save_every}  # fmt: skip
+        record = _stream(loaded, image, console, map_file, code, options)
+    if as_json:
+        typer.echo(json.dumps({"image": str(image), "model": model, **record}, indent=1))
+    else:
+        _print(Console(), record)
+
+
+def _stream(
+    model: "InfViT", image: Path, console: Console, map_file: Path | None, code: Path | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    from ..streaming import stream as run
+
+    began = time.perf_counter()
+    with _bar(console) as report:
+        result = run(model, image, map=map_file or False, progress=report, **options)
+    if code is not None:
+        result.code.save(code)
+    height, width = result.code.size
+    seconds = time.perf_counter() - began
+    return {
+        "size": [width, height],
+        "strategy": result.strategy,
+        "passes": result.passes,
+        "seconds": seconds,
+        "seconds_per_megapixel": seconds / (height * width / 1e6),
+        "peak_memory": result.peak_memory,
+        "skipped": [str(bad) for bad in result.skipped],
+        "map": None if map_file is None else str(map_file),
+        "code": None if code is None else str(code),
+        "predictions": _predictions(model, result.logits),
+        "logits": result.logits[0].tolist(),
+    }
+
+
+def _estimate(
+    model: "InfViT", image: Path, console: Console, tile: int, memory: str | None, level: int, share: float, seed: int
+) -> dict[str, Any]:
+    from ..streaming import estimate
+
+    with _bar(console) as report:
+        found = estimate(model, image, share, tile=tile, memory=memory, level=level, seed=seed, progress=report)
+    return {
+        "share": found.share,
+        "tiles": found.tiles,
+        "level": found.confidence,
+        "predictions": _predictions(model, found.logits),
+        "logits": found.logits[0].tolist(),
+        "low": found.low[0].tolist(),
+        "high": found.high[0].tolist(),
+    }
+
+
+def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
+    from ..evaluate.subjects import class_names
+
+    names = class_names(model)
+    if not names:
+        return []
+    values, places = logits[0].float().softmax(-1).topk(min(5, len(names)))
+    return [
+        {"class": names[place], "number": place, "probability": value}
+        for value, place in zip(values.tolist(), places.tolist(), strict=True)
+    ]
+
+
+@contextmanager
+def _bar(console: Console) -> "Iterator[Any]":
+    """A bar over all passes, with the megapixels per second of the last while."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    began, seen = time.perf_counter(), 0.0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("opening", total=1.0, rate="")
+
+        def report(at: "At") -> None:
+            nonlocal seen
+            seen += at.megapixels
+            rate = f"{seen / (time.perf_counter() - began):.2f} megapixels/s"
+            done = (at.passed + at.done / at.tiles) / at.passes
+            text = f"pass {min(at.passed + 1, at.passes)} of {at.passes}, {at.name}"
+            bar.update(task, description=text, completed=done, rate=rate)
+
+        yield report
+
+
+def _print(console: Console, record: dict[str, Any]) -> None:
+    from ..streaming.memory import show_bytes
+
+    table = Table(title="What the model sees", title_justify="left")
+    for column in ("class", "probability", "logit", *(["90 % interval"] if "low" in record else [])):
+        table.add_column(column)
+    for guess in record["predictions"]:
+        number = guess["number"]
+        row = [guess["class"], f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
+        if "low" in record:
+            row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
+        table.add_row(*row)
+    console.print(table)
+    if "low" in record:
+        console.print(f"From {record['tiles']} tiles, {record['share']:.1%} of the image", highlight=False)
+        return
+    width, height = record["size"]
+    console.print(
+        f"{width} × {height}, {record['passes']} passes ({record['strategy']}), {record['seconds']:.1f} s, "
+        f"{record['seconds_per_megapixel']:.3f} s per megapixel, peak {show_bytes(record['peak_memory'])}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for bad in record["skipped"]:
+        console.print(f"left out: {bad}", highlight=False, soft_wrap=True)

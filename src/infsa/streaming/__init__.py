@@ -1,0 +1,23 @@
+"""Images larger than memory: exact streaming of Linear InfViT, forward and backward, and any-time estimates."""
+
+from .backward import BackwardResult, stream_backward
+from .engine import Progress
+from .estimate import Estimate, estimate
+from .feed import BadTile
+from .run import StreamResult, stream
+from .scene import SceneCode
+from .source import Source, open_source
+
+__all__ = [
+    "BackwardResult",
+    "BadTile",
+    "Estimate",
+    "Progress",
+    "SceneCode",
+    "Source",
+    "StreamResult",
+    "estimate",
+    "open_source",
+    "stream",
+    "stream_backward",
+]

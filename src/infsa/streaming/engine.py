@@ -1,0 +1,228 @@
+"""Passes over the tiles of an image, one for each sum that a model's tokens share."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .feed import BadTile, Feed
+from .memory import resident, trim
+from .network import Network, Step, Sums
+from .scene import SceneCode
+from .spill import Spill
+from .tiles import Tile
+
+
+class Progress(NamedTuple):
+    """How far a stream is.
+
+    Example:
+        >>> infsa.stream(model, "slide.tif", progress=lambda at: print(at.passed, at.passes, at.tiles))
+    """
+
+    passed: int  # passes finished
+    passes: int
+    done: int  # tiles of this pass
+    tiles: int
+    megapixels: float  # of the tile just done
+    name: str  # what the pass is for
+
+
+class Bookmark(NamedTuple):
+    """Where a stream stands between two tiles: enough to go on from there.
+
+    Example:
+        >>> Bookmark(step=3, done=17, sums=sums)
+    """
+
+    step: int
+    done: int
+    sums: Sums | None
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass
+class Engine:
+    """Runs the passes of a network over tiles, in one order that never changes.
+
+    Args:
+        network: the model.
+        feed: the image.
+        order: numbers of the tiles to visit.
+        spill: where tokens stay between passes; None computes them again each time.
+        on_error: ``"raise"`` or ``"skip"`` tiles that cannot be read.
+        weights: (R, tiles) weights of the tiles in R versions of the sums; None: one version, all 1.
+        budget: bytes that the process may hold; when they are nearly used up, freed memory is given back.
+        report: called after every tile.
+
+    Example:
+        >>> engine = Engine(network, feed, range(len(network.tiling)))
+        >>> logits, features = engine.run()
+    """
+
+    network: Network
+    feed: Feed
+    order: Sequence[int]
+    spill: Spill | None = None
+    on_error: str = "raise"
+    weights: Tensor | None = None
+    budget: int | None = None
+    report: Report | None = None
+    save: "Callable[[Engine, Bookmark], None] | None" = None
+    skipped: list[BadTile] = field(default_factory=list)
+    extra_passes: int = 0
+    peak: int = 0
+
+    def __post_init__(self) -> None:
+        self.code = SceneCode(self.network.tiling.size)
+        self.central: Tensor | None = None  # of the round before, in the same layer
+        self.pooled: Sums = {}
+        self.history: list[Sums] = []  # of the passes done
+        self._passed = 0
+
+    @torch.no_grad()
+    def run(self, start: Bookmark | None = None) -> tuple[Tensor, Tensor]:
+        """All passes, or those after a bookmark: logits and features, (R, ...) each."""
+        start = start or Bookmark(0, 0, None)
+        for position, step in enumerate(self.network.steps):
+            self._passed = position
+            if position >= start.step:
+                here = position == start.step
+                self._pass(position, step, start.done if here else 0, start.sums if here else None)
+        self._passed = len(self.network.steps)
+        return self.network.classify(self.prefix(self.network.depth), self.code.rows, self.pooled)
+
+    def prefix(self, layer: int) -> Tensor | None:
+        """The class and register tokens as they enter a layer: (R, P, D), or None."""
+        x = self.network.prefix()
+        if x is None:
+            return None
+        x = self._expanded(x)
+        for index in range(layer):
+            x = self.network.advance(x, index, self.code.rows[index], None)
+        return x
+
+    def tokens(self, layer: int, numbers: Sequence[int]) -> Iterator[tuple[Tile, Tensor]]:
+        """Tiles with their tokens (R, n, D) as they enter a layer; from the spill where it has them."""
+        spill = self.spill
+        pixels = self.feed([number for number in numbers if spill is None or not spill.serves(number, layer)])
+        for number in numbers:
+            if spill is not None and spill.serves(number, layer):
+                tile, (level, x) = self.network.tiling[number], spill.get(number)
+                x = x.to(self.network.device)
+            else:
+                level = 0
+                tile, found = next(pixels)
+                if isinstance(found, BadTile):
+                    self._refuse(found)
+                    continue
+                x = self._expanded(self.network.embed(found, tile))
+                del found
+            for index in range(level, layer):
+                x = self.network.advance(x, index, self.code.rows[index], tile)
+            useful = layer < self.network.depth or (spill is not None and spill.keeps_last)
+            if spill is not None and useful and spill.layers.get(number, -1) < layer:
+                spill.put(number, layer, x)
+            yield tile, x
+
+    def visited(self) -> list[int]:
+        """The numbers of the tiles that count: all but the bad ones and those without weight."""
+        bad = {entry.tile.number for entry in self.skipped}
+        light = set() if self.weights is None else set((self.weights == 0).all(0).nonzero().flatten().tolist())
+        return [number for number in self.order if number not in bad and number not in light]
+
+    def announce(self, done: int, tiles: int, tile: Tile, name: str) -> None:
+        """Look at the memory, and tell how far this is."""
+        held = resident()
+        if self.budget is not None and held > 0.9 * self.budget:
+            trim()
+            held = resident()
+        self.peak = max(self.peak, held)
+        if self.report is not None:
+            top, left, bottom, right = tile.pixels
+            area = (bottom - top) * (right - left) / 1e6
+            passes = len(self.network.steps) + self.extra_passes
+            self.report(Progress(self._passed, passes, done, tiles, area, name))
+
+    def step_done(self) -> None:
+        """Count a pass that was made from outside."""
+        self._passed += 1
+
+    def _expanded(self, x: Tensor) -> Tensor:
+        return x if self.weights is None else x.expand(self.weights.shape[0], -1, -1)
+
+    def _pass(self, position: int, step: Step, done: int, sums: Sums | None) -> None:
+        if sums is None:
+            sums = self._start(step)
+        places = {number: place for place, number in enumerate(self.order)}
+        numbers = [number for number in self.visited() if places[number] >= done]
+        name = "pooling" if step.pool else f"layer {step.layer + 1} of {self.network.depth}"
+        count = len(self.order)
+        for tile, x in self.tokens(step.layer, numbers):
+            part = self.network.contribution(x, step, self.central, tile)
+            sums = self._merge(sums, part, tile)
+            done = places[tile.number] + 1
+            self.announce(done, count, tile, name)
+            if self.save is not None:
+                self.save(self, Bookmark(position, done, sums))
+        if len(self.skipped) == len(self.order):
+            raise ValueError(f"no tile of {self.feed.source.name} could be read; the first: {self.skipped[0]}")
+        self.finish(step, sums)
+
+    def finish(self, step: Step, sums: Sums) -> None:
+        """Turn the sums of a pass into what the next ones need."""
+        self.history.append(sums)
+        if step.pool:
+            self.pooled = sums
+            return
+        out = self.network.finish(step, sums)
+        if step.round < self.network.rounds(step.layer):
+            self.central = out
+            return
+        assert self.central is not None
+        self.code.centrals.append(self.central)
+        self.code.absolute.append(sums["absolute"])
+        self.code.signed.append(sums["signed"])
+        self.code.rows.append(out)
+        self.central = None
+
+    def _start(self, step: Step) -> Sums:
+        """The sums of the prefix tokens alone; the pooling does not see those."""
+        x = self.prefix(step.layer)
+        if step.pool or x is None:
+            x = self._expanded(torch.zeros(1, 1, self.network.model.embed_dim, dtype=self.network.dtype,
+                                           device=self.network.device))  # fmt: skip
+            like = self.network.contribution(x, step, self.central, self.network.tiling.window(0, 0, 1, 1))
+            return {
+                name: torch.full_like(value, -torch.inf) if name == "largest" else self._wide(torch.zeros_like(value))
+                for name, value in like.items()
+            }
+        part = self.network.contribution(x, step, self.central, None)
+        return {name: self._wide(value) for name, value in part.items()}
+
+    def _wide(self, value: Tensor) -> Tensor:
+        return value.to(self.network.wide)
+
+    def _merge(self, sums: Sums, part: Sums, tile: Tile) -> Sums:
+        merged = {}
+        for name, value in part.items():
+            if name == "largest":
+                merged[name] = torch.maximum(sums[name], value)
+                continue
+            value = self._wide(value)
+            if self.weights is not None:
+                value = value * self.weights[:, tile.number].reshape(-1, *[1] * (value.dim() - 1)).to(value)
+            merged[name] = sums[name] + value
+        return merged
+
+    def _refuse(self, bad: BadTile) -> None:
+        """A tile that cannot be read ends the stream, or is left out of every pass."""
+        if self.on_error == "raise":
+            raise ValueError(f"{self.feed.source.name}: {bad}; on_error='skip' leaves such tiles out")
+        if self._passed or self.code.rows:
+            raise ValueError(f"{self.feed.source.name}: {bad}; it could be read in an earlier pass")
+        self.skipped.append(bad)

@@ -1,0 +1,218 @@
+"""Attention maps at the patch grid, computed tile by tile and written while they come."""
+
+import math
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from ..files import write_atomically
+from ..ops.state import key_scores
+from .engine import Engine
+from .network import Network, attention
+from .readers import needed
+from .tiles import Tile
+
+BLOCK = 256  # rows and columns of a tile or chunk of a written map
+OVERVIEW = 1024  # longest side of the overview
+
+Map = NDArray[np.float32]
+
+
+class MapPass:
+    """One more pass over the tiles: a_j of a layer, as ``InfViT.attention_maps(method="last")`` gives it.
+
+    The sum over all patches is known before the pass from the sums of the layer, so every tile is final when it comes.
+
+    Args:
+        engine: after its run.
+        layer: the block to read, from the end if negative.
+        head: one head, or None for their mean.
+
+    Example:
+        >>> whole = MapPass(engine).array()
+    """
+
+    def __init__(self, engine: Engine, layer: int = -1, head: int | None = None) -> None:
+        self.engine, self.network = engine, engine.network
+        self.layer, self.head = check_map(self.network, layer, head), head
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[tuple[Tile, Map]]:
+        """Tiles in their order with their part of the map, (rows, columns); zeros where a tile was skipped."""
+        total = self._total()
+        tiling, numbers = self.network.tiling, range(len(self.network.tiling))
+        bad = {entry.tile.number for entry in self.engine.skipped}
+        patches = sum(tiling[number].tokens for number in numbers if number not in bad)
+        if total == 0:
+            warnings.warn("the attention map was all zero and became uniform", stacklevel=2)
+        found = self.engine.tokens(self.layer, [number for number in numbers if number not in bad])
+        for number in numbers:
+            if number in bad:
+                tile = tiling[number]
+                yield tile, np.zeros((tile.rows, tile.columns), np.float32)
+                continue
+            tile, x = next(found)
+            part = self._weights(x) / total if total else torch.full_like(x[0, :, 0], 1 / patches)
+            self.engine.announce(number + 1, len(numbers), tile, "map")
+            yield tile, part.float().cpu().numpy().reshape(tile.rows, tile.columns)
+
+    def blocks(self) -> Iterator[Map]:
+        """The map as blocks of ``BLOCK`` whole rows, from the top; the last may be shorter."""
+        width = self.network.grid[1]
+        waiting: list[Map] = []
+        band: Map | None = None
+        for tile, part in self.tiles():
+            if band is None:
+                band = np.empty((tile.rows, width), np.float32)
+            band[:, tile.column : tile.column + tile.columns] = part
+            if tile.column + tile.columns < width:
+                continue
+            waiting, band = [*waiting, band], None
+            rows = np.concatenate(waiting)
+            for start in range(0, len(rows) - BLOCK + 1, BLOCK):
+                yield rows[start : start + BLOCK]
+            waiting = [rows[len(rows) // BLOCK * BLOCK :]]
+        if waiting and len(waiting[0]):
+            yield waiting[0]
+
+    def array(self) -> Map:
+        """The whole map in memory, (h, w).
+
+        Example:
+            >>> MapPass(engine).array().sum()
+            1.0
+        """
+        return np.concatenate(list(self.blocks()))
+
+    def write(self, path: str | Path) -> Path:
+        """Write the map as tiled TIFF or Zarr, by the ending, with an overview beside it; return its path.
+
+        Example:
+            >>> MapPass(engine).write("map.tif")
+        """
+        path = Path(path)
+        check_map_path(path)
+        overview = Overview(self.network.grid)
+        if path.suffix == ".zarr":
+            self._write_zarr(path, overview)
+        else:
+            self._write_tiff(path, overview)
+        write_atomically(path.with_suffix(".png"), lambda aside: overview.picture().save(aside))
+        return path
+
+    def _write_tiff(self, path: Path, overview: "Overview") -> None:
+        tifffile = needed("tifffile", "tifffile", f"writing {path.name}")
+        height, width = self.network.grid
+
+        def pieces() -> Iterator[Map]:
+            for block in self.blocks():
+                overview.add(block)
+                padded = np.pad(block, ((0, BLOCK - len(block)), (0, -width % BLOCK)))
+                yield from np.split(padded, padded.shape[1] // BLOCK, axis=1)
+
+        def write(aside: Path) -> None:
+            with tifffile.TiffWriter(aside, bigtiff=height * width * 4 > 2**31) as file:
+                options: dict[str, Any] = {"shape": (height, width), "dtype": np.float32, "tile": (BLOCK, BLOCK)}
+                file.write(pieces(), **options, compression="zlib", photometric="minisblack")
+
+        write_atomically(path, write)
+
+    def _write_zarr(self, path: Path, overview: "Overview") -> None:
+        zarr = needed("zarr", "zarr", f"writing {path.name}")
+        height, width = self.network.grid
+        aside = path.with_name(f".{path.name}.part")
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            chunks = (min(BLOCK, height), min(BLOCK, width))
+            array = zarr.create_array(str(aside), shape=(height, width), chunks=chunks, dtype="float32")
+            for index, block in enumerate(self.blocks()):
+                overview.add(block)
+                array[index * BLOCK : index * BLOCK + len(block)] = block
+            aside.rename(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _weights(self, x: Tensor) -> Tensor:
+        """Weights of tokens (1, n, D) as the map's row sees them, before their sum is divided out: (n,)."""
+        block = self.network.model.blocks[self.layer]
+        attn, code = attention(block), self.engine.code
+        _, k = attn._project(block.norm1(x))  # type: ignore[operator]
+        with torch.autocast(x.device.type, enabled=False):
+            scores = key_scores(code.centrals[self.layer], k, activation=attn.activation)  # (1, H, m, n)
+        return self._row(scores / (code.absolute[self.layer] + attn.eps).unsqueeze(-1).to(scores))
+
+    def _row(self, weights: Tensor) -> Tensor:
+        """The class token's row of weights (1, H, m, n), or the mean over patches; one head or the mean: (n,)."""
+        count = weights.shape[2]
+        share = self.network.group_shares(count)
+        if self.network.model.has_class_token:
+            share = torch.zeros_like(share)
+            share[0] = 1
+        mixed = (weights * share.to(weights)[:, None]).sum(2)[0]  # (H, n)
+        return mixed.mean(0) if self.head is None else mixed[self.head]
+
+    def _total(self) -> float:
+        """The sum of the map over all patches before it is divided out: that of all tokens without the prefix."""
+        attn, code = attention(self.network.model.blocks[self.layer]), self.engine.code
+        mass = code.signed[self.layer] / (code.absolute[self.layer] + attn.eps)
+        total = self._row(mass.unsqueeze(-1)).sum()
+        x = self.engine.prefix(self.layer)
+        return float(total if x is None else total - self._weights(x).sum())
+
+
+class Overview:
+    """A small picture of a map, from its blocks.
+
+    Example:
+        >>> overview = Overview((2250, 2250))
+        >>> overview.add(block)
+        >>> overview.picture().size
+        (750, 750)
+    """
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        self.grid, self.row = grid, 0
+        self.factor = max(1, math.ceil(max(grid) / OVERVIEW))
+        self.sums = np.zeros([-(-side // self.factor) for side in grid])
+
+    def add(self, block: Map) -> None:
+        """The next rows of the map."""
+        padded = np.pad(block, ((0, 0), (0, -block.shape[1] % self.factor)))
+        columns = padded.reshape(len(block), -1, self.factor).sum(2)
+        np.add.at(self.sums, (self.row + np.arange(len(block))) // self.factor, columns)
+        self.row += len(block)
+
+    def picture(self) -> Image.Image:
+        """Grey values up to the 99.9th percentile."""
+        rows, columns = (np.diff(np.minimum(np.arange(0, side + self.factor, self.factor), side)) for side in self.grid)
+        means = self.sums / np.outer(rows, columns)
+        top = np.percentile(means, 99.9) or means.max() or 1.0
+        return Image.fromarray((np.clip(means / top, 0, 1) * 255).round().astype(np.uint8))
+
+
+def check_map_path(path: Path) -> None:
+    """Refuse a place where no map can be written."""
+    if path.suffix not in (".tif", ".tiff", ".zarr"):
+        raise ValueError(f"a map is written as .tif, .tiff or .zarr, got {path.name}")
+    if path.suffix == ".zarr" and path.exists():
+        raise FileExistsError(f"{path} exists already")
+
+
+def check_map(network: Network, layer: int, head: int | None) -> int:
+    """Refuse a map that does not exist; the number of its layer from the front."""
+    depth, heads = network.depth, network.model.num_heads
+    if not -depth <= layer < depth:
+        raise ValueError(f"layer must lie in [{-depth}, {depth}), got {layer!r}")
+    if head is not None and (isinstance(head, bool) or not 0 <= head < heads):
+        raise ValueError(f"head must lie in [0, {heads}), got {head!r}")
+    if attention(network.model.blocks[layer]).activation == "gelu":
+        raise ValueError("no attention map with activation='gelu': its weights can be negative")
+    return layer % depth

@@ -1,0 +1,83 @@
+"""Memory: what a process holds, what it may hold, and what a stream needs."""
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20,
+         "gib": 2**30, "tib": 2**40, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # fmt: skip
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes from ``"2GiB"``, ``"500 MB"`` or a whole number.
+
+    Example:
+        >>> parse_bytes("2GiB")
+        2147483648
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        number, unit = float(text), ""
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+        if match is None or match[2].lower() not in UNITS:
+            raise ValueError(f"memory must be a size such as 2GiB, 500MB or a number of bytes, got {text!r}")
+        number, unit = float(match[1]), match[2].lower()
+    if number <= 0:
+        raise ValueError(f"memory must be positive, got {text!r}")
+    return int(number * UNITS[unit])
+
+
+def show_bytes(count: float) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> show_bytes(2**31)
+        '2.00 GiB'
+    """
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now (its resident set).
+
+    Example:
+        >>> resident() > 2**20
+        True
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no /proc: the peak so far stands in for it
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available() -> int:
+    """Bytes of memory that the machine could still give.
+
+    Example:
+        >>> available() > 0
+        True
+    """
+    try:
+        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        if match:
+            return int(match[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def trim() -> None:
+    """Have the C library give freed memory back, where it can.
+
+    Example:
+        >>> trim()
+    """
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(0)

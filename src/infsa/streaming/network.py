@@ -1,0 +1,270 @@
+"""A Linear InfViT as a sequence of sums over tokens, with everything else done token by token.
+
+A layer asks for ``iterations`` + 1 sums: the energies, then the scores, round by round. What the sums give (central
+queries, and one row per layer that every token adds to itself) is small, so tokens can come and go in any order.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..models import InfViT
+from ..models.block import Block
+from ..models.positions import base_coordinates, cubic_weights, sincos_positions
+from ..nn import LinearInfSA
+from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
+from ..ops.linear import Pooled
+from ..ops.state import LinearState, energies, key_scores
+from ..ops.validate import accumulation_dtype
+from .tiles import Tile, Tiling
+
+Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum counts
+
+
+class Step(NamedTuple):
+    """One pass over the tokens: a round of a layer, or the pooling after the last layer.
+
+    Example:
+        >>> Network(model, tiling).steps[0]
+        Step(layer=0, round=0, pool=False)
+    """
+
+    layer: int  # the tokens are those that enter this layer
+    round: int = 0
+    pool: bool = False
+
+
+class Network:
+    """The token-wise and the small parts of a model, on an image of known size.
+
+    Example:
+        >>> network = Network(model, Tiling((18000, 18000), (8, 8), 1024))
+        >>> x = network.embed(pixels, tile)
+    """
+
+    def __init__(self, model: InfViT, tiling: Tiling) -> None:
+        check_model(model)
+        self.model, self.tiling, self.grid = model, tiling, tiling.grid
+        self.depth = len(model.blocks)
+        self.prefix_count = model.num_prefix_tokens
+        self.tokens = self.prefix_count + self.grid[0] * self.grid[1]
+        weight = model.patch_embed.proj.weight
+        self.dtype, self.device = weight.dtype, weight.device
+        self.wide = torch.float32 if self.device.type == "mps" else torch.float64  # sums over tiles are kept in it
+        for block in model.blocks:
+            if block.attn.queries > self.tokens:  # type: ignore[union-attr,operator]
+                raise ValueError(f"queries must be at most the {self.tokens} tokens, got {attention(block).queries}")
+        self.pools_tokens = model.global_pool != "token" and model.readout == "last"
+        self.steps = [
+            Step(layer, turn)
+            for layer, block in enumerate(model.blocks)
+            for turn in range(attention(block).iterations + 1)
+        ]
+        if self.pools_tokens:
+            self.steps.append(Step(self.depth, pool=True))
+        self._axes = self._position_axes()
+
+    # Tokens
+
+    def embed(self, pixels: Tensor, tile: Tile) -> Tensor:
+        """Pixels (1, C, h, w) of a tile to tokens with positions (1, n, D); edges are padded as the model does."""
+        x = self.model.patch_embed(pixels).flatten(1, 2)
+        positions = self.positions(tile)
+        return x if positions is None else x + positions
+
+    def prefix(self) -> Tensor | None:
+        """The class and register tokens with their positions: (1, P, D), or None."""
+        found: list[Tensor] = [t for t in (self.model.cls_token, self.model.reg_token) if t is not None]
+        if not found:
+            return None
+        x = torch.cat(found, 1)
+        table = self.model.pos_embed
+        return x if table is None else x + table[:, : self.prefix_count]
+
+    def positions(self, tile: Tile) -> Tensor | None:
+        """Positions of a tile from its place in the whole grid: (1, n, D), or None."""
+        if self._axes is None:
+            return None
+        rows, columns = (
+            axis[start : start + count]
+            for axis, start, count in zip(self._axes, (tile.row, tile.column), (tile.rows, tile.columns), strict=True)
+        )
+        table = self.model.pos_embed
+        if table is None:
+            found = torch.cat([rows[:, None].expand(-1, tile.columns, -1), columns[None].expand(tile.rows, -1, -1)], -1)
+        else:
+            with torch.autocast(self.device.type, enabled=False):
+                base = table[0, self.prefix_count :].to(rows.dtype).unflatten(0, self.model.patch_embed.grid_size)
+                found = torch.einsum("jb,ibd->ijd", columns, torch.einsum("ia,abd->ibd", rows, base))
+        return found.flatten(0, 1).to(self.dtype).unsqueeze(0)
+
+    def _position_axes(self) -> tuple[Tensor, Tensor] | None:
+        """What positions need per row and per column: bicubic weights, or sines and cosines."""
+        model, base = self.model, self.model.patch_embed.grid_size
+        if model.pos_kind == "none":
+            return None
+        if model.pos_embed is None:
+            half = model.embed_dim // 2
+            by_row = sincos_positions(base, (self.grid[0], 1), model.embed_dim, self.dtype, self.device)
+            by_column = sincos_positions(base, (1, self.grid[1]), model.embed_dim, self.dtype, self.device)
+            return by_row[:, :half], by_column[:, half:]
+        dtype = torch.promote_types(model.pos_embed.dtype, torch.float32)
+        rows, columns = (
+            cubic_weights(base_coordinates(size, b, dtype, self.device), b)
+            for size, b in zip(self.grid, base, strict=True)
+        )
+        return rows, columns
+
+    def advance(self, x: Tensor, layer: int, rows: Tensor, tile: Tile | None) -> Tensor:
+        """Tokens (R, n, D) through a layer whose result for each group of tokens is known: rows (R, m, D)."""
+        return self.model.blocks[layer].add(x, self.spread(rows, tile))  # type: ignore[operator]
+
+    def spread(self, rows: Tensor, tile: Tile | None) -> Tensor:
+        """The row of each token of a tile, or of the prefix: (R, m, D) -> (R, n, D), or (R, 1, D) if there is one."""
+        return rows if rows.shape[1] == 1 else rows[:, self.groups(tile, rows.shape[1])]
+
+    def groups(self, tile: Tile | None, count: int) -> Tensor:
+        """The block ⌊i·m/N⌋ of each token i of a tile, or of the prefix: (n,)."""
+        if tile is None:
+            index = torch.arange(self.prefix_count, device=self.device)
+        else:
+            rows = torch.arange(tile.row, tile.row + tile.rows, device=self.device)
+            columns = torch.arange(tile.column, tile.column + tile.columns, device=self.device)
+            index = (rows[:, None] * self.grid[1] + columns).flatten() + self.prefix_count
+        return index * count // self.tokens
+
+    # Sums
+
+    def rounds(self, layer: int) -> int:
+        """How often a layer scores its keys."""
+        return attention(self.model.blocks[layer]).iterations
+
+    def contribution(self, x: Tensor, step: Step, central: Tensor | None, tile: Tile | None) -> Sums:
+        """What tokens (R, n, D) add to the sums of a step; ``central`` is the last round's central query."""
+        if step.pool:
+            x = self.model.norm(x)
+            count = x.new_tensor([x.shape[1]], dtype=accumulation_dtype(x.dtype)).expand(x.shape[0])
+            found = {"sum": x.sum(1, dtype=accumulation_dtype(x.dtype)), "count": count}
+            return found | ({"largest": x.amax(1)} if self.model.global_pool != "avg" else {})
+        block = self.model.blocks[step.layer]
+        attn = attention(block)
+        x = block.norm1(x)  # type: ignore[operator]
+        q, k = attn._project(x)
+        with torch.autocast(self.device.type, enabled=False):
+            if central is None:
+                weights, values = self._grouped(energies(q), attn.queries, tile), q
+            else:
+                weights = key_scores(central, k, activation=attn.activation)
+                values = q if step.round < attn.iterations else x.unsqueeze(1)
+            return pooled_sums(weights, values)
+
+    def _grouped(self, weights: Tensor, count: int, tile: Tile | None) -> Tensor:
+        """Weights (R, H, n) as (R, H, m, n), zero outside a token's own group."""
+        if count == 1:
+            return weights.unsqueeze(2)
+        members = self.groups(tile, count) == torch.arange(count, device=self.device)[:, None]
+        return weights.unsqueeze(2) * members
+
+    def finish(self, step: Step, sums: Sums) -> Tensor:
+        """What a layer makes of its sums: a central query (R, H, m, d), or after the last round rows (R, m, D)."""
+        attn = attention(self.model.blocks[step.layer])
+        state = LinearState(sums["absolute"], sums["signed"], sums["vectors"])
+        mean = state.finish(attn.eps).to(accumulation_dtype(self.dtype))
+        if step.round < attn.iterations:
+            return mean
+        values = project_values(Pooled(mean, state.mass(attn.eps), None), attn.v, attn.num_heads)
+        return project_out(merge_heads(scale_heads(values, attn.decay())), attn.extra, attn.proj)
+
+    # The end
+
+    def series(self, rows: list[Tensor]) -> Tensor:
+        """Σ_l γ^l Z^(l) for each group of tokens: (R, m, D)."""
+        model = self.model
+        total = torch.zeros_like(rows[0])
+        for index, row in enumerate(rows):
+            block = model.blocks[index]
+            assert isinstance(block, Block)
+            total = total + model.gamma ** (index + 1) * model._without_decay(block, row, index + 1)
+        return total
+
+    def last_tokens(self, x: Tensor, rows: list[Tensor], tile: Tile | None) -> Tensor:
+        """The tokens that the final norm reads, from those that leave the last layer: (R, n, D)."""
+        if self.model.readout == "last":
+            return x
+        return self.spread(self.series(rows), tile).expand(-1, x.shape[1], -1)
+
+    def classify(self, prefix: Tensor | None, rows: list[Tensor], sums: Sums) -> tuple[Tensor, Tensor]:
+        """Logits and the features before the classifier, from the prefix tokens that leave the last layer."""
+        model = self.model
+        if model.global_pool == "token":
+            assert prefix is not None
+            tokens = model.norm(self.last_tokens(prefix, rows, None))
+        else:
+            pooled = self._pooled_series(rows) if model.readout == "series" else self._pooled(sums)
+            tokens = nn.functional.pad(pooled.to(self.dtype).unsqueeze(1), (0, 0, self.prefix_count, 0))
+        return model.forward_head(tokens), model.forward_head(tokens, pre_logits=True)
+
+    def _pooled(self, sums: Sums) -> Tensor:
+        mean = sums["sum"] / sums["count"].clamp_min(1).unsqueeze(-1)
+        if self.model.global_pool == "avg":
+            return mean
+        largest = sums["largest"].to(mean.dtype)
+        return largest if self.model.global_pool == "max" else 0.5 * (largest + mean)
+
+    def _pooled_series(self, rows: list[Tensor]) -> Tensor:
+        normed = self.model.norm(self.series(rows))
+        share = self.group_shares(normed.shape[1]).to(normed)
+        mean, largest = (normed * share[:, None]).sum(1), normed[:, share > 0].amax(1)
+        return {"avg": mean, "max": largest, "avgmax": 0.5 * (largest + mean)}[self.model.global_pool]
+
+    def group_shares(self, count: int) -> Tensor:
+        """The share of all patches that each of the groups holds: (m,)."""
+        starts = [max(-(-group * self.tokens // count), self.prefix_count) for group in range(count + 1)]
+        sizes = [end - start for start, end in pairwise(starts)]
+        return torch.tensor(sizes, dtype=torch.float64, device=self.device) / (self.tokens - self.prefix_count)
+
+
+def pooled_sums(weights: Tensor, values: Tensor) -> Sums:
+    """Σ|w|, Σw, Σwu for weights (R, H, m, n) and values (R, H or 1, n, width)."""
+    batch, heads, groups, tokens = weights.shape
+    if values.shape[1] == 1:  # shared by the heads: one product, no copies per head
+        weights = weights.reshape(batch, 1, heads * groups, tokens)
+    zero = LinearState.zero(
+        batch, weights.shape[1], values.shape[-1], groups=weights.shape[2], dtype=values.dtype, device=values.device
+    )
+    state = zero.update(weights, values)
+    return {
+        "absolute": state.absolute.reshape(batch, heads, groups),
+        "signed": state.signed.reshape(batch, heads, groups),
+        "vectors": state.vectors.reshape(batch, heads, groups, -1),
+    }
+
+
+def attention(block: nn.Module) -> LinearInfSA:
+    """The attention of a checked block."""
+    assert isinstance(block.attn, LinearInfSA)
+    return block.attn
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse, in one line, a model whose tokens share more than sums.
+
+    Example:
+        >>> check_model(infsa.create_model("infvit_linear_tiny"))
+    """
+    if not isinstance(model, InfViT):
+        raise TypeError(f"streaming takes an InfViT, got {type(model).__name__}")
+    for block in model.blocks:
+        if not isinstance(block, Block) or not isinstance(block.attn, LinearInfSA):
+            raise ValueError(
+                "streaming needs attention='infsa_linear', whose tokens meet only in sums, "
+                f"got attention={model.attention!r}"
+            )
+    if model.global_pool == "":
+        raise ValueError("streaming needs a global_pool, got '': dense features are read region by region")
+    for name, module in model.named_modules():
+        rate = getattr(module, "p", None) if isinstance(module, nn.Dropout) else getattr(module, "drop_prob", None)
+        if module.training and rate:
+            raise ValueError(f"streaming has no dropout: call model.eval() or set it to 0, got {rate} at {name}")

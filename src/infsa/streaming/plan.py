@@ -1,0 +1,138 @@
+"""What a stream may hold in memory, and where its tokens therefore stay between passes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..models.block import Block
+from .feed import Feed
+from .memory import available, parse_bytes, resident, show_bytes
+from .network import Network
+from .spill import FileSpill, Spill
+
+STRATEGIES = ("auto", "recompute", "spill")
+SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpreter touches when it ends
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory budget and where tokens stay: a folder, memory with room for so many bytes, or nowhere.
+
+    Example:
+        >>> plan(network, feed, "auto", "2GiB", None, working_bytes(network), stored_bytes(network)).budget
+        2147483648
+    """
+
+    budget: int | None
+    room: int
+    folder: Path | None = None
+
+    def spill(self, network: Network) -> Spill | None:
+        """A store for the tokens of one layer, or None.
+
+        Example:
+            >>> spill = laid.spill(network)
+        """
+        if self.folder is not None:
+            return FileSpill(self.folder, network.tiling, network.model.embed_dim, network.dtype)
+        return Spill(self.room) if self.room else None
+
+
+def plan(
+    network: Network,
+    feed: Feed,
+    strategy: str,
+    memory: str | int | None,
+    scratch: str | Path | None,
+    working: int,
+    stored: int,
+) -> Plan:
+    """Lay out a stream within the memory, or say in one line how much it needs.
+
+    Args:
+        network: the model.
+        feed: the image.
+        strategy: ``"auto"``, ``"recompute"`` or ``"spill"``.
+        memory: all that the process may hold.
+        scratch: folder for tokens that do not fit.
+        working: bytes that the computation on one tile takes.
+        stored: bytes of all tokens that a spill would keep.
+
+    Example:
+        >>> plan(network, feed, "spill", None, "/scratch", working_bytes(network), stored_bytes(network)).folder
+        PosixPath('/scratch')
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {list(STRATEGIES)}, got {strategy!r}")
+    if strategy == "recompute" and scratch is not None:
+        raise ValueError("strategy='recompute' keeps nothing: it takes no scratch folder")
+    base = resident()
+    least = base + feed.source.overhead + feed.held() + working + SLACK
+    budget = base + available() // 2 if memory is None else parse_bytes(memory)
+    if memory is not None and budget < least:
+        rows, columns = (step * patch for step, patch in zip(network.tiling.step, network.tiling.patch, strict=True))
+        raise ValueError(
+            f"memory={memory!r} is too small: tiles of {rows} × {columns} px need {show_bytes(least + (1 << 20))}, "
+            f"of which the process holds {show_bytes(base)} already; smaller tiles need less"
+        )
+    known = None if memory is None else budget
+    if strategy == "recompute":
+        return Plan(known, 0)
+    room = max(0, budget - least)
+    if stored <= room:
+        return Plan(known, stored)
+    if scratch is not None:
+        return Plan(known, 0, Path(scratch))
+    if strategy == "spill":
+        raise ValueError(
+            f"strategy='spill' keeps {show_bytes(stored)} of tokens and has room for {show_bytes(room)}: "
+            f"raise memory to {show_bytes(least + stored + (1 << 20))} or name a scratch folder"
+        )
+    return Plan(known, room)
+
+
+def stored_bytes(network: Network) -> int:
+    """The tokens of all patches at one layer.
+
+    Example:
+        >>> stored_bytes(network) // 2**20
+        3707
+    """
+    return network.grid[0] * network.grid[1] * network.model.embed_dim * network.dtype.itemsize
+
+
+def hidden_width(network: Network) -> int:
+    """The widest hidden layer of the blocks.
+
+    Example:
+        >>> hidden_width(network)
+        768
+    """
+    blocks = [block for block in network.model.blocks if isinstance(block, Block)]
+    return max((int(block.mlp.fc1.out_features) for block in blocks if block.mlp is not None), default=0)  # type: ignore[arg-type]
+
+
+def working_bytes(network: Network) -> int:
+    """What one tile takes on its way through a block: its pixels, a few copies of its tokens, its hidden layer.
+
+    Example:
+        >>> working_bytes(network) // 2**20
+        207
+    """
+    (rows, columns), (high, wide) = network.tiling.step, network.tiling.patch
+    tokens, width, size = rows * columns, network.model.embed_dim, network.dtype.itemsize
+    chunk = min(tokens, getattr(network.model.blocks[0], "mlp_chunk", None) or tokens)
+    pixels = 2 * network.model.in_chans * high * wide
+    return tokens * (5 * width + pixels) * max(size, 4) + chunk * 2 * hidden_width(network) * size
+
+
+def graph_bytes(network: Network, blocks: int) -> int:
+    """What autograd keeps of one tile on its way through so many blocks, and the gradients of all parameters.
+
+    Example:
+        >>> graph_bytes(network, 6) // 2**20
+        1500
+    """
+    rows, columns = network.tiling.step
+    per_block = (12 * network.model.embed_dim + 3 * hidden_width(network)) * max(network.dtype.itemsize, 4)
+    parameters = sum(p.numel() for p in network.model.parameters()) * 4 * max(network.dtype.itemsize, 4)
+    return working_bytes(network) + rows * columns * per_block * (blocks + 1) + parameters

@@ -1,0 +1,191 @@
+"""``infsa.stream``: exact inference on an image of any size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..models import InfViT
+from .engine import Engine, Report
+from .feed import BadTile, Feed
+from .maps import MapPass, check_map, check_map_path
+from .network import Network
+from .plan import plan, stored_bytes, working_bytes
+from .scene import SceneCode
+from .source import Colours, Source, open_source
+from .state import StateFile
+from .tiles import Tiling
+
+
+@dataclass
+class StreamResult:
+    """What a stream found.
+
+    Example:
+        >>> result = infsa.stream(model, "slide.tif", memory="4GiB")
+        >>> result.logits.argmax(), result.map.shape
+    """
+
+    logits: Tensor  # (1, classes)
+    features: Tensor  # (1, D): what the classifier reads
+    code: SceneCode  # one row per layer: any region's dense features follow from it
+    skipped: list[BadTile]  # tiles that could not be read and were masked out
+    strategy: str  # "spill", "recompute", or "mixed": some tiles kept, the others computed again
+    passes: int  # over all tiles
+    peak_memory: int  # most bytes of resident memory seen after a tile
+    map_file: Path | None  # where the map was written
+    _engine: Engine = field(repr=False)
+    _map_of: tuple[int, int | None] = field(default=(-1, None), repr=False)
+    _map: NDArray[np.float32] | None = field(default=None, repr=False)
+
+    @property
+    def map(self) -> NDArray[np.float32]:
+        """The attention map (h, w), of sum 1; computed by one more pass unless the call asked for it.
+
+        Example:
+            >>> infsa.stream(model, image, map=True).map.shape
+            (125, 125)
+        """
+        if self._map is None:
+            self._map = MapPass(self._engine, *self._map_of).array()
+        return self._map
+
+    def region(self, top: int, left: int, bottom: int, right: int) -> Tensor:
+        """Dense features of the patches that a box of pixels touches: (rows, columns, D).
+
+        Example:
+            >>> result.region(0, 0, 512, 512).shape
+            torch.Size([32, 32, 1024])
+        """
+        network = self._engine.network
+        return self.code.features(network.model, self._engine.feed.source, (top, left, bottom, right))
+
+
+def stream(
+    model: InfViT,
+    source: Any,
+    *,
+    tile: int = 1024,
+    strategy: str = "auto",
+    memory: str | int | None = None,
+    scratch: str | Path | None = None,
+    order: Sequence[int] | None = None,
+    level: int = 0,
+    on_error: str = "raise",
+    map: bool | str | Path = False,
+    layer: int = -1,
+    head: int | None = None,
+    state: str | Path | None = None,
+    save_every: float = 30.0,
+    progress: Report | None = None,
+) -> StreamResult:
+    """Run a Linear InfViT on an image of any size, tile by tile; equal to the model on the whole image.
+
+    Args:
+        model: an :class:`InfViT` with ``attention="infsa_linear"``.
+        source: floating (C, H, W) tensors and arrays are model input; uint8 and uint16 arrays (H, W[, C]) and files
+            (``.npy``, JPEG, PNG, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
+        tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it.
+        strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
+            between passes, in memory or in a file under ``scratch``; ``"auto"`` keeps what the memory allows.
+        memory: all that the process may hold, as ``"2GiB"`` or bytes; what is too little is refused, and says how
+            much is needed. Without it, what it holds now and half of what the machine has left.
+        scratch: folder for spilled tokens that do not fit in memory.
+        order: the numbers of all tiles in the order to visit them; row by row if not given. Tiles are numbered row by
+            row.
+        level: of a pyramid; 0 is the largest.
+        on_error: ``"raise"``, or ``"skip"`` to mask tiles out that cannot be read, as ``patch_mask`` would.
+        map: True for an attention map in memory, a path for a ``.tif`` or ``.zarr`` file with an overview beside it.
+        layer: of the map, from the end if negative.
+        head: of the map; None for the mean over heads.
+        state: a file from which a killed stream goes on, to the same bits; removed at the end.
+        save_every: least seconds between two savings of it.
+        progress: called after every tile with a :class:`infsa.streaming.Progress`.
+
+    Example:
+        >>> model = infsa.create_model("infvit_linear_tiny", pretrained=True).eval()
+        >>> infsa.stream(model, "orion.jpg", memory="2GiB").logits.shape
+        torch.Size([1, 50])
+    """
+    opened = open_source(source, level)
+    network, feed = prepare(model, opened, tile)
+    chosen = check_order(order, network, opened)
+    check_errors(on_error, network)
+    check_map(network, layer, head) if map else None
+    if map and not isinstance(map, bool):
+        check_map_path(Path(map))
+    laid = plan(network, feed, strategy, memory, scratch, working_bytes(network), stored_bytes(network))
+    spill = laid.spill(network)
+    engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
+    engine.extra_passes = int(bool(map))
+    file = None if state is None else StateFile(state, model, save_every)
+    try:
+        return _run(engine, file, map, (layer, head))
+    finally:
+        if spill is not None:
+            spill.close()
+        engine.spill, engine.report = None, None
+
+
+def _run(
+    engine: Engine, file: StateFile | None, map: bool | str | Path, map_of: tuple[int, int | None]
+) -> StreamResult:
+    start = None
+    if file is not None:
+        start, engine.save = file.resume(engine), file.save
+    logits, features = engine.run(start)
+    map_file, values = None, None
+    if map is True:
+        values = MapPass(engine, *map_of).array()
+    elif map:
+        map_file = MapPass(engine, *map_of).write(Path(map))
+    if file is not None:
+        file.remove()
+    kept = 0 if engine.spill is None else len(engine.spill.layers)
+    strategy = "recompute" if not kept else "spill" if kept == len(engine.visited()) else "mixed"
+    passes = len(engine.network.steps) + engine.extra_passes
+    facts = (engine.skipped, strategy, passes, engine.peak, map_file)
+    return StreamResult(logits, features, engine.code, *facts, engine, map_of, values)
+
+
+def prepare(model: InfViT, source: Source, tile: int) -> tuple[Network, Feed]:
+    """The model and the image, checked against each other as the model itself would.
+
+    Example:
+        >>> network, feed = prepare(model, open_source("slide.tif"), 1024)
+    """
+    colours = Colours(model, source)
+    patch = tuple(model.patch_embed.patch_size)
+    model.grid_of(torch.empty(1, model.in_chans, source.height, source.width, device="meta"))
+    tiling = Tiling((source.height, source.width), (patch[0], patch[1]), tile)
+    return Network(model, tiling), Feed(source, tiling, colours)
+
+
+def check_order(order: Sequence[int] | None, network: Network, source: Source) -> Sequence[int]:
+    """All tiles in the order asked for, or row by row."""
+    count = len(network.tiling)
+    if order is None:
+        return range(count)
+    if sorted(order) != list(range(count)):
+        raise ValueError(f"order must name each of the {count} tiles once, got {len(order)} numbers")
+    per_band = network.tiling.shape[1]
+    bands = [number // per_band for number in order]
+    if source.sequential and bands != sorted(bands):
+        raise ValueError(f"{source.name} decodes from the top down: order must go from band to band")
+    return list(order)
+
+
+def check_errors(on_error: str, network: Network) -> None:
+    """Refuse to skip where skipped tiles could not be masked."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    model = network.model
+    if on_error == "skip" and model.global_pool not in ("token", "avg"):
+        raise ValueError(f"on_error='skip' needs global_pool 'token' or 'avg', got {model.global_pool!r}")
+    if on_error == "skip" and any(block.attn.queries > 1 for block in model.blocks):  # type: ignore[union-attr,operator]
+        raise ValueError("on_error='skip' needs queries=1: the blocks of tokens would change with every tile left out")

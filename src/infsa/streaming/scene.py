@@ -1,0 +1,137 @@
+"""The scene code: what the layers of a model know of a whole image, from which any part of it can be computed again."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..files import write_atomically
+from ..models import InfViT
+from .network import Network
+from .source import Colours, open_source
+from .tiles import Tile, Tiling
+
+
+@dataclass
+class SceneCode:
+    """One row per layer, which every token adds to itself, and the central queries and sums behind it.
+
+    ``rows[l]`` is (R, m, D): R = 1 image, m = ``queries`` of the model. With the pixels of a region the rows give the
+    region's dense features exactly, as if the whole image were in memory.
+
+    Example:
+        >>> code = infsa.stream(model, "slide.tif").code
+        >>> code.save("slide.safetensors")
+        >>> SceneCode.load("slide.safetensors").features(model, "slide.tif", (0, 0, 512, 512)).shape
+        torch.Size([32, 32, 1024])
+    """
+
+    size: tuple[int, int]  # height and width of the image
+    rows: list[Tensor] = field(default_factory=list)  # per finished layer
+    centrals: list[Tensor] = field(default_factory=list)  # (R, H, m, d), as the last round scored with
+    absolute: list[Tensor] = field(default_factory=list)  # Σ|S|: (R, H, m)
+    signed: list[Tensor] = field(default_factory=list)  # ΣS
+
+    def features(self, model: InfViT, source: Any, region: tuple[int, int, int, int], *, level: int = 0) -> Tensor:
+        """Normalised tokens of the patches that a region touches: (rows, columns, D).
+
+        Args:
+            model: the model that made the code.
+            source: the image, as in :func:`infsa.stream`.
+            region: (top, left, bottom, right) in pixels.
+            level: of a pyramid, the same as before.
+
+        Example:
+            >>> code.features(model, "slide.tif", (1000, 2000, 1512, 2512)).shape
+            torch.Size([33, 32, 1024])
+        """
+        opened = open_source(source, level)
+        if (opened.height, opened.width) != self.size:
+            raise ValueError(f"this code is of an image {self.size}, got one of {(opened.height, opened.width)}")
+        patch = tuple(model.patch_embed.patch_size)
+        network = Network(model, Tiling(self.size, (patch[0], patch[1]), 1))
+        if len(self.rows) != network.depth or self.rows[0].shape[-1] != model.embed_dim:
+            raise ValueError(
+                f"this code has {len(self.rows)} rows of width {self.rows[0].shape[-1]}, "
+                f"the model {network.depth} layers of width {model.embed_dim}"
+            )
+        tile = network.tiling.window(*region)
+        opened.restart()
+        with torch.no_grad():
+            pixels = Colours(model, opened)(opened.read(*tile.pixels))
+            x = self.tokens(network, pixels, tile)
+            return model.norm(x)[0].unflatten(0, (tile.rows, tile.columns))
+
+    def tokens(self, network: Network, pixels: Tensor, tile: Tile) -> Tensor:
+        """The tokens of a tile that the final norm reads: (R, n, D)."""
+        x = network.embed(pixels, tile)
+        for layer, row in enumerate(self.rows):
+            x = network.advance(x, layer, row.to(x), tile)
+        return network.last_tokens(x, [row.to(x) for row in self.rows], tile)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, for a file.
+
+        Example:
+            >>> sorted(code.tensors())[0]
+            'absolute.0'
+        """
+        named = {"rows": self.rows, "centrals": self.centrals, "absolute": self.absolute, "signed": self.signed}
+        return {
+            f"{name}.{i}": t.detach().cpu().contiguous() for name, found in named.items() for i, t in enumerate(found)
+        }
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor], size: tuple[int, int], device: torch.device) -> "SceneCode":
+        """The inverse of ``tensors``.
+
+        Example:
+            >>> SceneCode.of_tensors(code.tensors(), code.size, torch.device("cpu"))
+        """
+        code = cls(size)
+        for name in ("rows", "centrals", "absolute", "signed"):
+            count = sum(key.startswith(f"{name}.") for key in tensors)
+            getattr(code, name).extend(tensors[f"{name}.{i}"].to(device) for i in range(count))
+        return code
+
+    def save(self, path: str | Path) -> Path:
+        """Write the code as safetensors: L rows and a little more.
+
+        Example:
+            >>> code.save("slide.safetensors")
+        """
+        write_tensors(Path(path), self.tensors(), {"size": list(self.size)})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "SceneCode":
+        """Read what ``save`` wrote.
+
+        Example:
+            >>> SceneCode.load("slide.safetensors").size
+            (18000, 18000)
+        """
+        tensors, facts = read_tensors(Path(path))
+        if "size" not in facts or "rows.0" not in tensors:
+            raise ValueError(f"{path} is no scene code")
+        return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Tensors and plain data in one safetensors file, whole or not at all."""
+    write_atomically(path, lambda aside: save_file(tensors, aside, metadata={"stream": json.dumps(facts)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`write_tensors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            facts = json.loads((handle.metadata() or {}).get("stream", "{}"))
+            return {name: handle.get_tensor(name) for name in handle.keys()}, facts  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error

@@ -1,0 +1,250 @@
+"""Images that are read window by window, and what their pixels become for a model."""
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm.data
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..models import InfViT
+
+Pixels = NDArray[Any]  # (h, w, c), uint8 or uint16
+
+
+class Source:
+    """An image of any size. A reader for another format subclasses this and implements ``read``.
+
+    ``read`` may be called from several threads unless ``sequential`` is set; a window that cannot be read raises
+    OSError or ValueError.
+
+    Example:
+        >>> source = open_source("slide.tif")
+        >>> source.read(0, 0, 1024, 1024).shape
+        (1024, 1024, 3)
+    """
+
+    name: str
+    height: int
+    width: int
+    channels: int
+    itemsize: int  # bytes per value
+    model_input = False  # windows are (c, h, w) tensors that the model takes as they are
+    bands = False  # reading a band of the whole width costs as much as reading a tile of it
+    sequential = False  # bands can only be read from the top down
+    overhead = 0  # bytes that the reader itself holds, beside the window
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
+        """A window: (h, w, c) pixels of uint8 or uint16, or (c, h, w) model input.
+
+        Example:
+            >>> source.read(0, 0, 8, 8).dtype
+            dtype('uint8')
+        """
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Called before each pass over the image.
+
+        Example:
+            >>> source.restart()
+        """
+
+    def describe(self) -> str:
+        """What tells this image from another: its kind, size and, for a file, its length.
+
+        Example:
+            >>> source.describe()
+            'TensorSource 64x64x3'
+        """
+        path = Path(self.name)
+        length = f" {path.stat().st_size} bytes" if path.is_file() else ""
+        return f"{type(self).__name__} {self.height}x{self.width}x{self.channels}{length}"
+
+    def check(self) -> None:
+        """Refuse an image without pixels.
+
+        Example:
+            >>> source.check()
+        """
+        if self.height < 1 or self.width < 1 or self.channels < 1:
+            raise ValueError(f"{self.name} has no pixels: {self.height} × {self.width}, {self.channels} channels")
+
+
+class TensorSource(Source):
+    """Model input (C, H, W) or (1, C, H, W): floating tensors and arrays.
+
+    Example:
+        >>> TensorSource(torch.randn(3, 1000, 700)).width
+        700
+    """
+
+    model_input = True
+
+    def __init__(self, tensor: Any, name: str = "the tensor") -> None:
+        tensor = tensor[0] if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor
+        if tensor.ndim != 3:
+            raise ValueError(f"{name} must be model input (C, H, W), got shape {tuple(tensor.shape)}")
+        self.name, self.tensor = name, tensor
+        self.channels, self.height, self.width = (int(length) for length in tensor.shape)
+        self.itemsize = tensor.dtype.itemsize
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> Tensor:
+        """A window (c, h, w).
+
+        Example:
+            >>> source.read(0, 0, 8, 8).shape
+            torch.Size([3, 8, 8])
+        """
+        window = self.tensor[:, top:bottom, left:right]
+        if isinstance(window, Tensor):
+            return window
+        copy = torch.from_numpy(np.array(window, dtype=window.dtype.newbyteorder("=")))
+        forget_pages(self.tensor)
+        return copy
+
+
+class ArraySource(Source):
+    """Pixels (H, W, C) or (H, W) of uint8 or uint16, in memory or memory-mapped.
+
+    Example:
+        >>> ArraySource(np.load("image.npy", mmap_mode="r")).height
+        18000
+    """
+
+    def __init__(self, array: Any, name: str = "the array") -> None:
+        if array.ndim not in (2, 3):
+            raise ValueError(f"{name} must be pixels (H, W, C) or (H, W), got shape {tuple(array.shape)}")
+        check_pixel_type(array.dtype, name)
+        self.name, self.array, self.itemsize = name, array, array.dtype.itemsize
+        self.height, self.width = int(array.shape[0]), int(array.shape[1])
+        self.channels = int(array.shape[2]) if array.ndim == 3 else 1
+        if isinstance(array, np.memmap):
+            self.overhead = 64 << 20  # pages that come along with those that are read
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
+        """A window (h, w, c), copied.
+
+        Example:
+            >>> source.read(0, 0, 8, 8).shape
+            (8, 8, 3)
+        """
+        window = np.array(self.array[top:bottom, left:right])
+        forget_pages(self.array)
+        return window.reshape(*window.shape[:2], self.channels)
+
+
+def forget_pages(array: Any) -> None:
+    """Give back the pages of a mapped file that reading has made resident; the file keeps what they hold."""
+    while isinstance(array, np.ndarray):
+        mapped = getattr(array, "_mmap", None)
+        if isinstance(mapped, mmap.mmap) and getattr(array, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+            return
+        array = array.base
+
+
+def check_pixel_type(dtype: Any, name: str) -> None:
+    """Refuse pixels that are not 8 or 16 bits without a sign."""
+    dtype = np.dtype(dtype)
+    if dtype.kind != "u" or dtype.itemsize > 2:
+        raise ValueError(f"{name}: pixels must be uint8 or uint16, got {dtype}")
+
+
+def from_array(array: Any, name: str = "the array") -> Source:
+    """Floating arrays are model input (C, H, W); unsigned ones are pixels (H, W, C)."""
+    return TensorSource(array, name) if array.dtype.kind == "f" else ArraySource(array, name)
+
+
+class Colours:
+    """Pixels to model input, (h, w, c) -> (1, C, h, w): scaled to [0, 1], laid on white, normalised.
+
+    The mean and standard deviation are the model's. Grey pixels serve as three equal colours; a further channel is
+    the opacity. What fits neither is refused before anything is read.
+
+    Example:
+        >>> Colours(model)(np.zeros((8, 8, 3), np.uint8)).shape
+        torch.Size([1, 3, 8, 8])
+    """
+
+    def __init__(self, model: InfViT, source: Source | None = None) -> None:
+        config = timm.data.resolve_model_data_config(model)
+        weight = model.patch_embed.proj.weight
+        self.wanted, self.dtype, self.device = model.in_chans, weight.dtype, weight.device
+        exact: Any = np.float64 if weight.dtype == torch.float64 else np.float32
+        self.mean, self.std = (np.asarray(config[name], exact) for name in ("mean", "std"))
+        self.exact = exact
+        if source is not None:
+            self._check(source)
+
+    def _check(self, source: Source) -> None:
+        accepted = {self.wanted} if source.model_input else {self.wanted, self.wanted + 1}
+        if self.wanted == 3 and not source.model_input:
+            accepted |= {1, 2}
+        if source.channels not in accepted:
+            raise ValueError(f"{source.name} has {source.channels} channels, the model takes {self.wanted}")
+        if not source.model_input and len(self.mean) not in (1, self.wanted):
+            raise ValueError(
+                f"the model takes {self.wanted} channels and knows the mean of {len(self.mean)}: "
+                "pass normalised model input instead"
+            )
+
+    def __call__(self, pixels: Pixels | Tensor) -> Tensor:
+        """Model input on the model's device and in its type."""
+        if isinstance(pixels, Tensor):
+            return pixels.unsqueeze(0).to(self.device, self.dtype)
+        full = np.iinfo(pixels.dtype).max
+        values = pixels.astype(self.exact) / self.exact(full)
+        channels = values.shape[2]
+        if channels in (2, self.wanted + 1) and channels != self.wanted:
+            opacity = values[..., -1:]
+            values = values[..., :-1] * opacity + (1 - opacity)
+        if values.shape[2] == 1 < self.wanted:
+            values = np.repeat(values, self.wanted, axis=2)
+        values = (values - self.mean) / self.std
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1))[None]).to(self.device, self.dtype)
+
+
+def open_source(source: Any, level: int = 0) -> Source:
+    """A source from an array, a tensor or a file.
+
+    Args:
+        source: a floating tensor or array (C, H, W), which is model input; uint8 or uint16 pixels (H, W[, C]); or
+            the path of a ``.npy``, JPEG, PNG, TIFF, whole-slide, Zarr or OME-Zarr image. A :class:`Source` stays
+            what it is.
+        level: of a pyramid; 0 is the largest.
+
+    Example:
+        >>> open_source("slide.svs", level=1)
+    """
+    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
+        raise ValueError(f"level must be 0 or more, got {level!r}")
+    if isinstance(source, str | Path):
+        from .readers import open_file
+
+        opened = open_file(Path(source), level)
+    elif type(source).__module__.partition(".")[0] == "zarr":
+        from .zarr_reader import open_zarr
+
+        opened = open_zarr(source, "the Zarr array", level)
+    else:
+        if level:
+            raise ValueError(f"level={level} needs a file with a pyramid, got {type(source).__name__}")
+        opened = _in_memory(source)
+    opened.check()
+    return opened
+
+
+def _in_memory(source: Any) -> Source:
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Tensor):
+        if not source.is_floating_point():
+            raise TypeError(f"a tensor is floating model input (C, H, W), got {source.dtype}; pixels are numpy arrays")
+        return TensorSource(source)
+    if isinstance(source, np.ndarray):
+        return from_array(source)
+    raise TypeError(f"a source is an array, a tensor or the path of an image, got {type(source).__name__}")

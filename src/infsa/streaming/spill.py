@@ -1,0 +1,122 @@
+"""Token activations that stay between passes, in memory or in a file.
+
+The store is a cache: a tile that it does not hold is computed again from the pixels, with the same result.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .memory import show_bytes
+from .tiles import Tiling
+
+
+class Spill:
+    """Tokens of tiles, each with the layer they are about to enter.
+
+    Args:
+        capacity: bytes that may be held; tiles beyond it are not kept.
+
+    Example:
+        >>> spill = Spill(2**30)
+        >>> spill.put(0, 1, torch.randn(1, 16, 192))
+        >>> spill.get(0)[0]
+        1
+    """
+
+    keeps_last = False  # whether the tokens that leave the last layer are worth keeping
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.used = capacity, 0
+        self.layers: dict[int, int] = {}
+        self._kept: dict[int, Tensor] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.layers
+
+    def serves(self, number: int, layer: int) -> bool:
+        """Whether the tokens of a tile that enter a layer follow from what is kept."""
+        return self.layers.get(number, layer + 1) <= layer
+
+    def get(self, number: int) -> tuple[int, Tensor]:
+        """The layer and the tokens of a tile."""
+        return self.layers[number], self._kept[number]
+
+    def put(self, number: int, layer: int, x: Tensor) -> None:
+        """Keep the tokens of a tile if there is room; those of an earlier layer are replaced."""
+        size = x.numel() * x.element_size()
+        if number not in self.layers:
+            if self.used + size > self.capacity:
+                return
+            self.used += size
+        self._write(number, x)
+        self.layers[number] = layer
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.layers.clear()
+        self._kept.clear()
+
+    def _write(self, number: int, x: Tensor) -> None:
+        if number not in self._kept:
+            self._kept[number] = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        self._kept[number].copy_(x.detach())
+
+
+class FileSpill(Spill):
+    """The same in a file of a folder, without mapping it: the system may cache it, the process does not hold it.
+
+    Example:
+        >>> spill = FileSpill("/scratch", tiling, 192, torch.float32)
+    """
+
+    def __init__(self, folder: str | Path, tiling: Tiling, width: int, dtype: torch.dtype) -> None:
+        tokens = tiling.grid[0] * tiling.grid[1]
+        size = tokens * width * dtype.itemsize
+        super().__init__(size)
+        self.dtype, self.width = dtype, width
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise ValueError(f"scratch={str(folder)!r} has {show_bytes(free)} free, the tokens need {show_bytes(size)}")
+        self._offsets: dict[int, tuple[int, int]] = {}
+        start = 0
+        for number in range(len(tiling)):
+            count = tiling[number].tokens
+            self._offsets[number] = (start, count)
+            start += count * width * dtype.itemsize
+        self._file = tempfile.TemporaryFile(dir=folder, prefix="infsa-spill-", buffering=0)  # noqa: SIM115
+
+    def get(self, number: int) -> tuple[int, Tensor]:
+        """The layer and the tokens of a tile."""
+        start, count = self._offsets[number]
+        x = torch.empty(1, count, self.width, dtype=self.dtype)
+        target = _bytes_of(x)
+        done = 0
+        while done < len(target):
+            read = os.preadv(self._file.fileno(), [target[done:]], start + done)
+            if read == 0:
+                raise OSError(f"the spilled tokens of tile {number} are gone")
+            done += read
+        return self.layers[number], x
+
+    def close(self) -> None:
+        """Remove the file."""
+        super().close()
+        self._file.close()
+
+    def _write(self, number: int, x: Tensor) -> None:
+        start, _ = self._offsets[number]
+        data = _bytes_of(x.detach().cpu().contiguous())
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._file.fileno(), data[done:], start + done)
+
+
+def _bytes_of(x: Tensor) -> memoryview:
+    """The memory of a contiguous tensor as bytes, not copied."""
+    return x.view(torch.uint8).flatten().numpy().data

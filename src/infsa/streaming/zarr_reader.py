@@ -1,0 +1,85 @@
+"""Zarr arrays, and the levels of OME-Zarr images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .readers import needed, one_line
+from .source import ArraySource, Pixels, Source, TensorSource, check_pixel_type
+
+
+def open_zarr(source: Any, name: str, level: int = 0) -> Source:
+    """A Zarr array (H, W[, C]) or, for floating types, (C, H, W); or an OME-Zarr image with named axes.
+
+    Example:
+        >>> open_zarr(Path("image.zarr"), "image.zarr").height
+        18000
+    """
+    zarr = needed("zarr", "zarr", f"reading {name}")
+    if isinstance(source, Path):
+        try:
+            source = zarr.open(str(source), mode="r")
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            raise ValueError(f"{name} is no Zarr array or group: {one_line(error)}") from error
+    if isinstance(source, zarr.Group):
+        return _open_image(source, name, level)
+    if level:
+        raise ValueError(f"{name} has no pyramid, got level={level}")
+    if source.dtype.kind == "f":
+        return TensorSource(source, name)
+    array = ArraySource(source, name)
+    array.overhead = _chunk_bytes(source)
+    return array
+
+
+def _chunk_bytes(array: Any) -> int:
+    """What decoding a few chunks at a time holds."""
+    return 4 * int(np.prod(array.chunks)) * array.dtype.itemsize
+
+
+def _open_image(group: Any, name: str, level: int) -> Source:
+    attributes = group.attrs.asdict()
+    scales = attributes.get("ome", attributes).get("multiscales")
+    if not scales:
+        raise ValueError(f"{name} is a Zarr group without an OME-Zarr image; name one of its arrays")
+    levels = scales[0]["datasets"]
+    if level >= len(levels):
+        raise ValueError(f"{name} has {len(levels)} levels, got level={level}")
+    axes = [axis["name"] if isinstance(axis, dict) else axis for axis in scales[0].get("axes", "tczyx")]
+    return AxesSource(group[levels[level]["path"]], axes, name)
+
+
+class AxesSource(Source):
+    """An array whose axes have names: y and x, perhaps c; others must have length 1.
+
+    Example:
+        >>> AxesSource(array, ["c", "y", "x"], "image.zarr").channels
+        3
+    """
+
+    def __init__(self, array: Any, axes: list[str], name: str) -> None:
+        if len(axes) != array.ndim or not {"y", "x"} <= set(axes):
+            raise ValueError(f"{name}: axes {axes} do not describe an array of shape {tuple(array.shape)}")
+        lengths = dict(zip(axes, array.shape, strict=True))
+        for axis in axes:
+            if axis not in "cyx" and lengths[axis] != 1:
+                raise ValueError(f"{name}: axis {axis!r} has length {lengths[axis]}, streaming takes one plane")
+        check_pixel_type(array.dtype, name)
+        self.name, self.array, self.axes = name, array, axes
+        self.height, self.width, self.channels = lengths["y"], lengths["x"], lengths.get("c", 1)
+        self.itemsize, self.overhead = array.dtype.itemsize, _chunk_bytes(array)
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
+        """A window (h, w, c).
+
+        Example:
+            >>> source.read(0, 0, 8, 8).shape
+            (8, 8, 3)
+        """
+        cut = {"y": slice(top, bottom), "x": slice(left, right), "c": slice(None)}
+        window = np.asarray(self.array[tuple(cut.get(axis, 0) for axis in self.axes)])
+        kept = [axis for axis in self.axes if axis in cut]
+        if "c" not in kept:
+            window, kept = window[None], ["c", *kept]
+        return window.transpose([kept.index(axis) for axis in ("y", "x", "c")])

@@ -1,0 +1,109 @@
+"""``infsa stream``: what it prints and writes, how it fails, and that a killed job goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import infsa
+from infsa.streaming.scene import read_tensors
+
+from .test_cli import run
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stream") / "image.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 255, (150, 203, 3), np.uint8))
+    return path
+
+
+def expected(image, **options):
+    model = infsa.create_model("infvit_linear_tiny", pretrained=True, dynamic_img_pad=True).eval()
+    return infsa.stream(model, image, **options)
+
+
+def test_json(image, tmp_path, monkeypatch, capsys):
+    code, out, err = run(
+        monkeypatch, capsys, "stream", str(image), "--json", "--tile", "64",
+        "--map", str(tmp_path / "map.tif"), "--code", str(tmp_path / "code.safetensors"),
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    assert record["size"] == [203, 150]
+    assert record["logits"] == pytest.approx(expected(image).logits[0].tolist(), rel=1e-4, abs=1e-4)
+    assert len(record["predictions"]) == 5
+    assert record["strategy"] == "spill"
+    assert {file.name for file in tmp_path.iterdir()} == {"map.tif", "map.png", "code.safetensors"}
+
+
+def test_table(image, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "140")
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--strategy", "recompute")
+    assert code == 0
+    assert "203 × 150, 12 passes (recompute)" in out
+    assert "s per megapixel" in out
+
+
+def test_estimate(image, monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--estimate", "0.1", "--tile", "16", "--json")
+    assert code == 0
+    record = json.loads(out)
+    assert all(
+        low <= middle <= high for low, middle, high in zip(*(record[x] for x in ("low", "logits", "high")), strict=True)
+    )
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--estimate", "0.1", "--tile", "16")
+    assert (code, "90 % interval" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--memory", "much"], 2, "'much'"),
+        (["--memory", "1MiB"], 1, "is too small"),
+        (["--tile", "0"], 1, "got 0"),
+        (["--model", "vit_tiny"], 1, "got attention='softmax'"),
+        (["--map", "map.jpg"], 1, "map.jpg"),
+        (["--estimate", "0.5", "--map", "map.tif"], 2, "--estimate does not go with --map"),
+        (["--estimate", "0.5", "--on-error", "skip"], 2, "--estimate does not go with"),
+    ],
+)
+def test_failures_are_one_line(arguments, code, message, image, monkeypatch, capsys):
+    found, out, err = run(monkeypatch, capsys, "stream", str(image), *arguments, "--json")
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_tile_is_skipped_and_named(tmp_path, monkeypatch, capsys):
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "cut.tif"
+    tifffile.imwrite(path, np.full((128, 128, 3), 99, np.uint8), tile=(64, 64), photometric="rgb")
+    path.write_bytes(path.read_bytes()[:-5000])
+    code, _, err = run(monkeypatch, capsys, "stream", str(path), "--tile", "64")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "tile 3 (pixels 64:128, 64:128)" in err
+    code, out, _ = run(monkeypatch, capsys, "stream", str(path), "--tile", "64", "--on-error", "skip", "--json")
+    assert code == 0
+    assert len(json.loads(out)["skipped"]) == 1
+
+
+def test_a_killed_job_goes_on_to_the_same_bits(image, tmp_path, monkeypatch, capsys):
+    state = tmp_path / "job.state"
+    options = ["--tile", "24", "--strategy", "recompute", "--state", str(state)]
+    command = [sys.executable, "-c", "from infsa.cli import main; main()", "stream", str(image), *options]
+    process = subprocess.Popen([*command, "--save-every", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (state.exists() and read_tensors(state)[1]["step"] >= 6):
+        time.sleep(0.01)  # half of the 12 passes
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert state.exists()
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), *options, "--json")
+    assert code == 0
+    assert not state.exists()
+    whole = expected(image, tile=24, strategy="recompute").logits[0].tolist()
+    assert json.loads(out)["logits"] == whole

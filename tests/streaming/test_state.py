@@ -1,0 +1,83 @@
+"""A stream that is stopped anywhere and started again ends with the same bits."""
+
+import pytest
+import torch
+
+import infsa
+
+from .helpers import picture, small
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(count):
+    seen = 0
+
+    def report(_):
+        nonlocal seen
+        seen += 1
+        if seen > count:
+            raise Stopped
+
+    return report
+
+
+def interrupted(model, x, stops, path, **options):
+    for count in stops:
+        with pytest.raises(Stopped):
+            infsa.stream(model, x, tile=32, state=path, save_every=0, progress=stop_after(count), **options)
+    return infsa.stream(model, x, tile=32, state=path, save_every=0, **options)
+
+
+@pytest.mark.parametrize("strategy", ["recompute", "spill"])
+@pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"attention_options": {"iterations": 2}}])
+def test_stopped_and_resumed_equals_uninterrupted(strategy, options, tmp_path):
+    """12 tiles a pass: stopped in the first pass, at half of all, and once more soon after."""
+    model, x = small(torch.float32, **options), picture(64, 180, torch.float32)
+    expected = infsa.stream(model, x, tile=32, strategy=strategy, map=True)
+    path = tmp_path / "job.state"
+    steps = 3 * (1 + options.get("attention_options", {}).get("iterations", 1))
+    found = interrupted(model, x, [5, 12 * steps // 2 - 5, 3], path, strategy=strategy, map=True)
+    assert torch.equal(found.logits, expected.logits)
+    for name, tensor in expected.code.tensors().items():
+        assert torch.equal(found.code.tensors()[name], tensor), name
+    assert (found.map == expected.map).all()
+    assert not path.exists()
+
+
+def test_skipped_tiles_are_remembered(tmp_path):
+    from .test_errors import BAD, Damaged
+
+    model, x = small(), picture()
+    expected = infsa.stream(model, Damaged(x, BAD), tile=24, on_error="skip")
+    with pytest.raises(Stopped):
+        infsa.stream(model, Damaged(x, BAD), tile=24, on_error="skip", state=tmp_path / "s", save_every=0,
+                     progress=stop_after(30))  # fmt: skip
+    found = infsa.stream(model, Damaged(x, BAD), tile=24, on_error="skip", state=tmp_path / "s")
+    assert torch.equal(found.logits, expected.logits)
+    assert found.skipped == expected.skipped
+
+
+def test_a_state_of_something_else_is_refused(tmp_path):
+    model, x, path = small(), picture(), tmp_path / "job.state"
+    with pytest.raises(Stopped):
+        infsa.stream(model, x, tile=32, state=path, save_every=0, progress=stop_after(5))
+    for other, image, options in (
+        (small(seed=1), x, {}),
+        (model, x[:, :64], {}),
+        (model, x, {"tile": 24}),
+        (model, x, {"on_error": "skip"}),
+    ):
+        with pytest.raises(ValueError, match="belongs to another image, model or tiling"):
+            infsa.stream(other, image, **{"tile": 32, "state": path, **options})
+    path.write_bytes(b"cut")
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        infsa.stream(model, x, tile=32, state=path)
+
+
+def test_nothing_is_saved_before_its_time(tmp_path):
+    with pytest.raises(Stopped):
+        infsa.stream(small(), picture(), tile=32, state=tmp_path / "s", save_every=1e6, progress=stop_after(9))
+    assert not (tmp_path / "s").exists()
