@@ -90,6 +90,14 @@ def test_padding_leaves_no_trace(by_products):
     torch.testing.assert_close(padded, alone, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("n", [15, 16, 17, 23])
+def test_spans_add_up(n, monkeypatch):
+    monkeypatch.setattr(linear, "SPANS", 4)
+    g = generator(1)
+    weights, x = torch.randn(2, n, 3, generator=g), torch.randn(2, n, 5, generator=g)
+    torch.testing.assert_close(linear._weighted_tokens(weights, x), weights.mT @ x)
+
+
 def test_only_bfloat16_on_a_gpu_goes_this_way():
     x = torch.randn(1, 3, 4)
     assert not linear._products_pay(x.bfloat16())

@@ -24,6 +24,7 @@ from .validate import (
 )
 
 Causal = Literal["chunk"] | None
+SPANS = 64  # a product with few rows and columns but many tokens would keep few of a GPU's processors busy
 
 
 class Pooled(NamedTuple):
@@ -257,13 +258,22 @@ def _energies_by_products(
 def _scores_by_products(
     x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D), the last in the type of x; S is rounded to it before any sum."""
+    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D) in float32; S is rounded to the type of x before any sum."""
     raw = (x @ u.to(x.dtype).mT).float() + offset.unsqueeze(1)  # (B, N, H)
     scores = ACTIVATIONS[activation].value(raw).to(x.dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-1), 0)
     wide = scores.float()
-    return wide.abs().sum(1), wide.sum(1), scores.mT @ x
+    return wide.abs().sum(1), wide.sum(1), _weighted_tokens(scores, x)
+
+
+def _weighted_tokens(weights: Tensor, x: Tensor) -> Tensor:
+    """Σ_j weights_jh x_j: (B, N, H), (B, N, D) -> (B, H, D), in spans that fill a GPU and are added in float32."""
+    spans = SPANS if x.shape[1] >= SPANS**2 else 1
+    whole = x.shape[1] // spans * spans
+    parts = (y[:, :whole].unflatten(1, (spans, -1)) for y in (weights, x))  # (B, spans, n, ...)
+    total = (next(parts).mT @ next(parts)).float().sum(1)
+    return total if whole == x.shape[1] else total + (weights[:, whole:].mT @ x[:, whole:]).float()
 
 
 def _reorder(x: Tensor, order: Tensor) -> Tensor:
