@@ -1,5 +1,5 @@
 # Two commands do everything on a machine with Python >= 3.11 (and its venv), git and make:
-#   make demo    set up, then run the demonstration (figures in runs/demo/)
+#   make demo    set up, then run the demonstration (report in runs/demo/report.html)
 #   make test    set up, then lint, types, tests
 
 PYTHON ?= python3
@@ -8,12 +8,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 JOBS   ?= 2
 
-.PHONY: demo test lint format figures clean
+.PHONY: demo test lint format figures docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/infsa demo
 
 test: $(VENV)/.installed-dev lint
+	@{ command -v chromium && $(BIN)/python -c "import playwright, gradio_client"; } >/dev/null 2>&1 || echo "Skipped: \
+	the page in a browser, which needs Chromium, gradio and playwright (apt-get install chromium; infsa[browser])"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 lint: $(VENV)/.installed-dev
@@ -27,13 +29,19 @@ format: $(VENV)/.installed-dev
 
 figures: $(VENV)/.installed
 	$(BIN)/python docs/figures.py
+	$(BIN)/infsa reproduce --document
+	$(BIN)/python docs/facts.py
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing infsa into $(VENV) (PyTorch is large: a few minutes on a first run)"
-	$(PIP) --editable ".[train,eval]"
+	$(PIP) --editable ".[train,eval,demo]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -41,4 +49,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

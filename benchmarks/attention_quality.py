@@ -19,6 +19,7 @@ import typer
 from infsa.data import NpzShard
 from infsa.evaluate import Aligning, Boxes, Removal, Subject, chosen_images, explain, study_alignment, study_quality
 from infsa.models import read_weights
+from infsa.report.documents import write_tables
 from infsa.report.panels import draw_gallery
 from infsa.report.quality_figures import draw_alignment_bars, draw_quality
 from infsa.report.quality_tables import alignment_table, box_table, markdown, removal_table
@@ -44,17 +45,6 @@ def rounded(value: Any, digits: int = 5) -> Any:
     if isinstance(value, dict):
         return {key: rounded(entry, digits) for key, entry in value.items()}
     return [rounded(entry, digits) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def write_tables(document: Path, tables: dict[str, str]) -> None:
-    """Put each table, or list of figures, between its marks, `<!-- table NAME -->` and `<!-- end -->`."""
-    text = document.read_text(encoding="utf-8")
-    for name, table in tables.items():
-        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        if not re.search(pattern, text, re.S):
-            raise ValueError(f"{document} has no place for the table {name!r}")
-        text = re.sub(pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.S)
-    document.write_text(text, encoding="utf-8")
 
 
 def gallery(subjects: list[Subject], shards: dict[str, str], data: dict[str, Any], path: Path, device: str) -> None:

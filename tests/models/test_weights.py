@@ -147,3 +147,13 @@ def test_where_weights_came_from_is_not_published(tmp_path):
     first = save_weights(infsa.create_model(TINY), tmp_path / "origin")
     second = save_weights(timm.create_model(f"local-dir:{first}", pretrained=True), tmp_path / "second")
     assert "origin" not in (second / "config.json").read_text()
+
+
+def test_weights_go_back_into_a_model_made_with_the_same_defaults(tmp_path):
+    model = infsa.create_model("infvit_linear_tiny", num_classes=3)
+    again = infsa.create_model("infvit_linear_tiny", num_classes=3)
+    infsa.models.load_weights(again, infsa.models.save_weights(model, tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    other = infsa.create_model("infvit_linear_tiny", num_classes=3, gamma=0.5)
+    with pytest.raises(ValueError, match=r"saved with gamma=0\.7, got 0\.5"):
+        infsa.models.load_weights(other, tmp_path)

@@ -84,7 +84,8 @@ def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
     (weights, saved), own = read_weights(path), model.state_dict()
-    check_same_model(saved, getattr(model, "arguments", {}), path)
+    if isinstance(model, InfViT):
+        check_same_model(saved, _resolved(model), path)
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     misshapen = [
         f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
@@ -101,6 +102,12 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(weights)
 
 
+def _resolved(model: InfViT) -> dict[str, Any]:
+    """The model's arguments, with the γ that None stands for; without one where the mechanism has none."""
+    arguments = model.arguments | {"gamma": model.gamma}
+    return arguments if model.attention in WITH_DECAY else {k: v for k, v in arguments.items() if k != "gamma"}
+
+
 def save_weights(model: InfViT, folder: str | Path) -> Path:
     """Write weights, configuration and model card into ``folder`` and return it.
 
@@ -113,9 +120,7 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     data = {k: v for k, v in getattr(model, "pretrained_cfg", {}).items() if v is not None and k not in ORIGIN}
     data |= {"num_classes": model.num_classes, "input_size": (model.in_chans, *model.patch_embed.img_size)}
-    arguments = plain(model.arguments | {"gamma": model.gamma, "attention_grid": model.attention_grid})
-    if model.attention not in WITH_DECAY:
-        del arguments["gamma"]
+    arguments = plain(_resolved(model) | {"attention_grid": model.attention_grid})
     config = {
         **arguments,  # at the top for Hugging Face, in model_args for timm
         "model_type": "infvit",

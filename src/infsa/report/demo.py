@@ -1,10 +1,8 @@
 """What ``infsa demo`` shows: a token graph from a real image and real projections, measured."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -182,11 +180,3 @@ def _identities(
         "absorption times  =  outgoing Katz centrality": _distance(first.absorption_times(), first.katz_out()),
         "rows of the absorbing chain sum to 1": float((chain.sum(1) - 1).abs().max()),
     }
-
-
-def write_summary(demo: Demo, folder: Path) -> Path:
-    """Write the numbers as JSON and return the file's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "demo.json"
-    path.write_text(json.dumps(demo.summary(), indent=2, ensure_ascii=False) + "\n")
-    return path

@@ -1,0 +1,123 @@
+"""Fill in the measured facts of README.md and the pages, and draw the idea: python docs/facts.py"""
+
+import statistics
+from pathlib import Path
+
+from infsa.bench.cases import Case
+from infsa.bench.presets import FOUR
+from infsa.bench.results import read_results
+from infsa.files import read_json
+from infsa.report.bench_tables import latency
+from infsa.report.documents import write_tables
+from infsa.report.quality_tables import Rows, cell, markdown
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA"}
+BENCH = {"softmax": "softmax-flash", "infsa_pure": "infsa_pure", "infsa_linear": "infsa_linear"}
+
+
+def facts_table() -> str:
+    """The README's table: three mechanisms, measured."""
+    quality, alignment = (read_json(RESULTS / f"{name}.json")["groups"] for name in ("attention-quality", "alignment"))
+    rows = [[f"top-1, shard {shard}, %", *(accuracy(shard, name) for name in NAMES)] for shard in "ab"]
+    removal = [quality[name]["removal"]["mean"]["methods"]["last"] for name in NAMES]
+    boxes = [quality[name]["boxes"]["rules"]["centre"]["methods"]["last"] for name in NAMES]
+    rows.append(["MoRF-AOC of the map, %", *(cell(found["aoc"], images=False) for found in removal)])
+    rows.append(
+        ["the same over a random order, %", *(cell(found["aoc_over_random"], images=False) for found in removal)]
+    )
+    rows.append(["ROC-AUC of the map against boxes, %", *(cell(found["roc"], images=False) for found in boxes)])
+    cosines = [cell(alignment[name]["all_layers"]["cosine"]["a"], 1, 3, images=False) for name in NAMES]
+    rows.append(["cosine of a with the Perron vector", *cosines])
+    return markdown(Rows(["measured, mean ± deviation over runs", *NAMES.values()], rows + speed_rows()))
+
+
+def accuracy(shard: str, name: str) -> str:
+    values = [100 * run["top1"] for run in read_json(RESULTS / f"tiny-imagenet-{shard}.json")[name]]
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def speed_rows() -> list[list[str]]:
+    """Times on a GPU, if they have been measured; softmax in its fused form."""
+    path = RESULTS / "bench-h200.json"
+    if not path.exists():
+        return []
+    content = read_results(path)
+    gpu, rows = content["machines"][-1]["gpu"], []
+    for label, side, mode in (("inference, 1024²", 1024, "infer"), ("training step, 512²", 512, "train")):
+        keys = [Case(name, size=(side, side), mode=mode, **FOUR).key for name in BENCH.values()]
+        found = [content["rows"].get(key) for key in keys]
+        rows.append([f"{label}, 4L-64H, {gpu}, ms", *("–" if row is None else latency(row) for row in found)])
+    return rows
+
+
+def verdicts_table() -> str:
+    """How the paper's claims fared, in one line."""
+    counts = read_json(RESULTS / "ledger.json")["counts"]
+    return markdown(Rows(list(counts), [[str(count) for count in counts.values()]]))
+
+
+def cost_table() -> str:
+    """FLOPs and parameters of the paper's Linear model: printed and counted."""
+    targets = read_json(RESULTS / "ledger.json")["targets"]
+    rows = {row["claim"]: row for name in ("training-cost", "table1") for row in targets[name]["rows"]}
+    wanted = {
+        "forward pass at 224²": "forward pass at 224², GFLOPs",
+        "InfViT Linear 4L-64H, parameters": "parameters, M",
+    }
+    lines = [[label, f"{rows[claim]['paper']:g}", f"{rows[claim]['ours']:.2f}"] for claim, label in wanted.items()]
+    return markdown(Rows(["Linear InfViT-4L-64H", "paper", "counted"], lines))
+
+
+def candidates_table() -> str:
+    """Who is near the Perron vector in trained Linear models."""
+    found = read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]
+    lines = [
+        [name, cell(found["cosine"][name], 1, 3, images=False), cell(found["spearman"][name], 1, 3, images=False)]
+        for name in ("a", "a, 3 rounds", "power, 1 step", "energy", "uniform")
+    ]
+    return markdown(Rows(["candidate", "cosine", "Spearman"], lines))
+
+
+def control_table() -> str:
+    """Accuracy with and without a mechanism that looks at all."""
+    names = {**NAMES, "mean": "mean pooling"}
+    lines = [[label, *(accuracy(shard, name) for shard in "ab")] for name, label in names.items()]
+    return markdown(Rows(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines))
+
+
+TABLES = {
+    "README.md": {"facts": facts_table, "verdicts": verdicts_table},
+    "docs/index.md": {"facts": facts_table, "verdicts": verdicts_table},
+    "docs/idea.md": {"candidates": candidates_table},
+    "docs/faq.md": {"control": control_table, "cost": cost_table, "candidates": candidates_table},
+    "docs/choosing.md": {"facts": facts_table},
+}
+
+
+def draw() -> None:
+    """The pictures of docs/idea.md, from the demonstration."""
+    from infsa.report.demo import run_demo
+    from infsa.report.demo_figures import draw_demo
+    from infsa.report.demo_images import example_images
+    from infsa.report.demo_models import look_at
+    from infsa.report.panels import draw_gallery
+
+    folder = ROOT / "docs" / "images" / "idea"
+    for path in draw_demo(run_demo(), folder):
+        if path.stem == "five-tokens":  # the page has it already
+            path.unlink()
+    free = {name: image for name, image in example_images().items() if name in ("cat", "rocket", "portrait")}
+    found = look_at(free)
+    draw_gallery(list(free.values()), list(found.explanations.values()), folder / "maps.png", list(free))
+
+
+def main() -> None:
+    for document, tables in TABLES.items():
+        write_tables(ROOT / document, {name: table() for name, table in tables.items()})
+    draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""``infsa reproduce``: every table and figure of the paper, judged by numbers."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .bench import row_progress
+from .options import chosen_device, progress_report, table_of
+
+if TYPE_CHECKING:
+    from ..reproduce import Sources
+
+SCALES = ("small", "full")
+
+
+def reproduce(
+    targets: Annotated[list[str] | None, typer.Argument(help="table1, fig-markov, ...; all if none is named.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="small: committed results and this CPU; full: measure again what needs a GPU.")
+    ] = "small",
+    results: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Folder for computed numbers and the ledger.")] = Path("runs/reproduce"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; for --scale full.")] = "auto",
+    budget: Annotated[float | None, typer.Option(help="Seconds for --scale full; the same command goes on.")] = None,
+    document: Annotated[
+        bool, typer.Option("--document", help="Write ledger.json among the results and docs/reproduction.md.")
+    ] = False,
+    plan: Annotated[bool, typer.Option("--list", help="Print the targets and what they need, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
+) -> None:
+    """Hold the paper's tables and figures against what was measured here.
+
+    Every claim gets the paper's value, ours, the conditions and a verdict that follows from the numbers: reproduced,
+    direction only, not reproduced, or cannot be checked here and why.
+
+    Example: infsa reproduce fig-markov table-alignment
+    """
+    from ..files import write_atomically, write_json
+    from ..reproduce import TARGETS, make_ledger
+    from ..reproduce.document import page
+    from ..reproduce.targets import check_target
+
+    names = targets or list(TARGETS)
+    try:
+        for name in names:
+            check_target(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if scale not in SCALES:
+        raise typer.BadParameter(f"--scale must be one of {list(SCALES)}, got {scale!r}")
+    if document and (targets or scale == "full"):
+        raise typer.BadParameter(
+            "--document writes all targets from the result files: leave the targets and --scale out"
+        )
+    if plan:
+        show_targets(names, as_json)
+        return
+    console = Console(quiet=as_json)
+    sources = open_sources(names, scale, results, out, device, budget, console)
+    with progress_report(console) as report:
+        ledger = make_ledger(names, sources, report)
+    files = [write_json(ledger, out / "ledger.json")]
+    if document:
+        docs = results.resolve().parents[1] / "docs"
+        if not docs.is_dir():
+            raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
+        files = [write_json(ledger, results / "ledger.json"), docs / "reproduction.md"]
+        write_atomically(files[1], lambda aside: aside.write_text(page(ledger), encoding="utf-8"))
+    if as_json:
+        typer.echo(json.dumps({**ledger, "written": [str(file) for file in files]}, indent=1))
+        return
+    show(ledger, console)
+    console.print("Written: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
+
+
+def open_sources(
+    names: list[str], scale: str, results: Path, out: Path, device: str, budget: float | None, console: Console
+) -> "Sources":
+    """The result files; at full scale the benchmark is run, or resumed, on this machine first."""
+    from ..reproduce import TARGETS, Sources
+    from ..reproduce.targets import BENCHMARK, TRAINING
+
+    if scale == "small":
+        return Sources(results, out)
+    trained = [name for name in names if TARGETS[name].needs == TRAINING]
+    if trained:
+        raise ValueError(
+            f"{', '.join(trained)}: full scale needs {TRAINING}; its files go to --results, then judge them"
+        )
+    if all(TARGETS[name].needs != BENCHMARK for name in names):
+        return Sources(results, out)
+    where = chosen_device(device)
+    if where.type != "cuda":
+        raise ValueError(f"full scale needs {BENCHMARK}, got device {where.type!r}")
+    from ..bench.presets import PRESETS
+    from ..bench.suite import Settings, run_plan
+
+    groups = [group for preset in ("table1", "resolution", "limits") for group in PRESETS[preset]()]
+    with row_progress(console) as report:
+        run_plan(groups, out / "bench.json", str(where), Settings(budget=budget), report=report)
+    return Sources(results, out, bench=out / "bench.json")
+
+
+def show_targets(names: list[str], as_json: bool) -> None:
+    """Print what the targets are and what they need."""
+    from ..report.quality_tables import Rows
+    from ..reproduce import TARGETS, paper
+
+    found = [
+        {"target": name, "title": TARGETS[name].title, "source": paper()[TARGETS[name].source]["source"],
+         "claims": len(TARGETS[name].claims()), "full scale needs": TARGETS[name].needs}
+        for name in names
+    ]  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    Console().print(
+        table_of(Rows(list(found[0]), [[str(value) for value in row.values()] for row in found]), "Targets")
+    )
+
+
+def show(ledger: dict[str, Any], console: Console) -> None:
+    """Print one table for each target, and the counts."""
+    from ..report.quality_tables import Rows
+    from ..reproduce.document import shown
+
+    for name, target in ledger["targets"].items():
+        lines = [
+            [row["claim"], "not given" if row["paper"] is None else shown(row["paper"], row), shown(row["ours"], row),
+             row["verdict"], row["why"]]
+            for row in target["rows"]
+        ]  # fmt: skip
+        title = f"{name}: {target['title']}"
+        console.print(table_of(Rows(["claim", "paper", "ours", "verdict", "why"], lines), title, target["source"]))
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)

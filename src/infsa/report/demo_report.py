@@ -1,0 +1,180 @@
+"""The report of ``infsa demo``: one HTML file with everything that was measured."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ..bench.cases import NINE, VARIANTS
+from ..provenance import provenance
+from .bench_figures import COLOURS
+from .bench_tables import number
+from .demo import Demo
+from .demo_models import Models
+from .figures import BLUE, INK, ORANGE
+from .html import Picture, Section, write_page
+from .panels import overlay
+from .quality_tables import Rows
+from .training import tidy
+
+MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}
+SHOWN = 320  # pixels of the longer side of a picture in the gallery
+
+
+def write_report(folder: Path, demo: Demo, models: Models, timing: dict[str, Any], pictures: list[Path]) -> Path:
+    """Write ``report.html`` into the folder; ``pictures`` are the figures of :func:`draw_demo`.
+
+    Example:
+        >>> write_report(Path("runs/demo"), demo, models, timing, draw_demo(demo, Path("runs/demo")))
+    """
+    named = {path.stem: path for path in pictures}
+    sections = [
+        maps_section(models),
+        morf_section(models),
+        idea_section(demo, named),
+        alignment_section(models, demo, named),
+        speed_section(timing),
+    ]
+    facts = provenance()
+    footer = f"infsa {facts['infsa']}, torch {facts['torch']}, {facts['cpu']}, {facts['threads']} thread(s). "
+    footer += "Seeds, settings and all numbers are in demo.json beside this page."
+    opening = (
+        "Attention can be read as a walk on a graph of image patches. This page shows what that buys and what it does "
+        "not, measured on this machine with the small models that come with the package (2.5 million parameters, 64 "
+        "pixels, 50 classes). Three mechanisms stand side by side: softmax, Pure InfSA (all pairs, ReLU, no softmax) "
+        "and Linear-InfSA (one ranking of the patches, in time proportional to their number)."
+    )
+    return write_page(folder / "report.html", "Infinite Self-Attention in a minute", opening, sections, footer)
+
+
+def maps_section(models: Models) -> Section:
+    """Photographs, predictions and overlays."""
+    galleries = []
+    for image, found in models.explanations.items():
+        photo = _small(models.images[image])
+        row = [Picture.of(photo, f"photograph: {image}", image)]
+        for name, explanation in found.items():
+            label, chance = explanation.predictions[0]
+            words = f"where {name} looks in the {image}"
+            row.append(Picture.of(overlay(photo, explanation.map), words, f"{name}: {_first(label)}, {chance:.0%}"))
+        galleries.append(row)
+    return Section(
+        "What the models see, and where they look",
+        f"{len(models.images)} photographs that come with Python packages, three models, one map each.",
+        "Bright patches weigh most in the last layer. Below each map: the class that the model prefers and how sure it "
+        "is. The models know 50 classes and see about 64 × 64 pixels; most of these photographs show none of the 50: "
+        "read the answers as what comes nearest (a launching rocket looks much like a fountain).",
+        galleries,
+    )
+
+
+def morf_section(models: Models) -> Section:
+    """Removal curves."""
+    figure = Figure(figsize=(6.6, 4.3), layout="constrained")
+    axes = figure.subplots()
+    for name, curves in models.curves.items():
+        colour = MECHANISM_COLOURS[name]
+        axes.plot(models.removed, curves["map"], color=colour, linewidth=2, label=name)
+        axes.plot(models.removed, curves["random order"], "--", color=colour, linewidth=1, alpha=0.7)
+    axes.plot([], [], "--", color=INK, linewidth=1, label="random order, same model")
+    axes.set(xlabel="share of patches removed", ylabel="probability / that of the whole image", xlim=(0, 1))
+    axes.set_ylim(0, None)
+    axes.legend(frameon=False)
+    tidy(axes)
+    rows = [
+        [
+            name,
+            *(f"{100 * area:.1f}" for area in areas.values()),
+            f"{100 * (areas['map'] - areas['random order']):+.1f}",
+        ]
+        for name, areas in models.areas.items()
+    ]
+    best = max(models.areas, key=lambda name: models.areas[name]["map"] - models.areas[name]["random order"])
+    return Section(
+        "Do the bright patches matter? Most relevant first (MoRF)",
+        f"Against its own random order, the map of {best} gains most here.",
+        f"Patches are painted over from the brightest on, in {models.views} views of the photographs; a good map makes "
+        "the prediction fall early. A large area over the curve alone says little: a brittle model falls early in any "
+        "order, so each model stands beside its own random order.",
+        tables=[Rows(["model", "area over the curve, %", "random order, %", "gain"], rows)],
+        pictures=[Picture.of(figure, "MoRF curves of three mechanisms")],
+    )
+
+
+def idea_section(demo: Demo, named: dict[str, Path]) -> Section:
+    """The identities of the theory."""
+    worst = max(demo.identities.values())
+    rows = [[" ".join(claim.split()), f"{difference:.0e}"] for claim, difference in demo.identities.items()]
+    return Section(
+        "One operator, three readings",
+        f"Attention over paths of every length, the Neumann series and the Markov chain agree to {worst:.0e}.",
+        "Summing over all paths from patch to patch, each hop worth γ of the one before, gives (I − γÂ)⁻¹: the "
+        "expected visits of a random walk that may stop at every step. The five-token example shows why several hops "
+        "matter: token 0 is looked at most, but whoever arrives there moves on to token 4.",
+        tables=[Rows(["identity", "relative difference"], rows)],
+        pictures=[
+            Picture.of(named["five-tokens"], "a graph of five tokens, its chain and three rankings", wide=True),
+            Picture.of(named["hops"], "distance of K hops from the closed form"),
+        ],
+    )
+
+
+def alignment_section(models: Models, demo: Demo, named: dict[str, Path]) -> Section:
+    """Agreement with the Perron vector, trained and untrained."""
+    found = models.alignment
+    rows = [[name, *(f"{value:.3f}" for value in values.values())] for name, values in found.items()]
+    a, uniform = found["Linear-InfSA a"]["cosine"], found["uniform"]["cosine"]
+    return Section(
+        "Does Linear-InfSA find the most central patches?",
+        f"Trained, its vector has cosine {a:.3f} with the Perron vector; the uniform one has {uniform:.3f}.",
+        "The Perron vector is where an endless walk on the graph settles; finding it needs all pairs of patches. "
+        "Linear-InfSA estimates it in one pass. The candidates that need no theory show how much the cosine is worth. "
+        "The figure has untrained layers, where agreement is mostly a direction that all tokens share.",
+        tables=[Rows(["candidate, trained model, all layers and heads", "cosine", "Spearman"], rows)],
+        pictures=[
+            Picture.of(named["alignment"], "agreement with the Perron vector", wide=True),
+            Picture.of(named["centralities"], "centralities of the patches of a photograph", wide=True),
+        ],
+    )
+
+
+def speed_section(timing: dict[str, Any]) -> Section:
+    """Times over growing N."""
+    tokens = timing["tokens"]
+    figure = Figure(figsize=(6.6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for name in NINE:
+        label = VARIANTS[name].label
+        ours = name.startswith("infsa")
+        axes.loglog(tokens, timing["milliseconds"][label], "o-", color=COLOURS[name], label=label,
+                    linewidth=2.4 if ours else 1.2, markersize=4)  # fmt: skip
+    axes.set(xlabel="tokens N", ylabel="milliseconds per layer", xticks=tokens, xticklabels=[f"{n:,}" for n in tokens])
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    tidy(axes)
+    growth = {name: times[-1] / times[0] for name, times in timing["milliseconds"].items()}
+    rows = [
+        [name, *(number(time) for time in times), f"{growth[name]:.0f} ×"]
+        for name, times in timing["milliseconds"].items()
+    ]
+    linear, softmax = (VARIANTS[name].label for name in ("infsa_linear", "softmax"))
+    return Section(
+        "Time over growing images",
+        f"{tokens[-1] / tokens[0]:.0f} times the tokens cost {linear} {growth[linear]:.0f} times the time here, and "
+        f"{softmax} {growth[softmax]:.0f} times.",
+        "One attention layer of width 128 with 2 heads, inference, one thread of this CPU: the fastest of several "
+        "calls, which other programs disturb least. A sketch, not a benchmark (that is infsa bench). SDPA is PyTorch's "
+        "fused softmax.",
+        tables=[Rows(["mechanism, ms", *(f"N = {n:,}" for n in tokens), "growth"], rows)],
+        pictures=[Picture.of(figure, "time of nine mechanisms over the number of tokens")],
+    )
+
+
+def _small(image: Image.Image) -> Image.Image:
+    scale = SHOWN / max(image.size)
+    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+
+
+def _first(label: str) -> str:
+    return label.split(",")[0]

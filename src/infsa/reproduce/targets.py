@@ -1,0 +1,59 @@
+"""The targets: every table and figure of the paper by name, with what it needs."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import quality, speed, theory
+from .claims import Claim
+
+BENCHMARK = "a CUDA GPU; on an A100 with 40 GB absolute times are comparable too"
+TRAINING = (
+    "ImageNet-1K, ImageNet-V2 and GPU weeks: infsa train --recipe paper, infsa quality, infsa align, infsa ablate"
+)
+PROCESSOR = "a CPU"
+
+
+class Target(NamedTuple):
+    """One table or figure: its title, the key of its source in paper.json, what full scale needs, and its claims.
+
+    Example:
+        >>> TARGETS["fig-markov"].needs
+        'a CPU'
+    """
+
+    title: str
+    source: str
+    needs: str
+    claims: Callable[[], list[Claim]]
+
+
+TARGETS: dict[str, Target] = {
+    "table1": Target("Scalability of nine mechanisms", "table1", BENCHMARK, speed.table1),
+    "fig-dashboard": Target("Efficiency dashboard", "dashboard", BENCHMARK, speed.dashboard),
+    "fig-tiers": Target("Efficiency by complexity tier", "tiers", BENCHMARK, speed.tiers),
+    "fig-depth": Target("Four layers against twenty-four", "depth", BENCHMARK, speed.depth),
+    "fig-latency": Target("Latency against resolution", "latency", BENCHMARK, speed.latency),
+    "extreme": Target("Extreme resolutions", "extreme", BENCHMARK, speed.extreme),
+    "training-cost": Target("FLOPs of training", "training-cost", PROCESSOR, theory.training_cost),
+    "fig-markov": Target("One hop against all hops", "markov", PROCESSOR, theory.markov),
+    "fig-method": Target("InfSA in a Pre-LN block", "method", PROCESSOR, theory.method),
+    "table-alignment": Target("Agreement with the Perron vector", "alignment", TRAINING, quality.alignment),
+    "fig-quality": Target("Attention quality", "quality", TRAINING, quality.quality),
+    "fig-morf-roc": Target("MoRF and ROC curves", "quality", TRAINING, quality.morf_roc),
+    "fig-lerf-pr": Target("LeRF and precision-recall curves", "quality", TRAINING, quality.lerf_pr),
+    "fig-maps": Target("Attention maps", "maps", TRAINING, quality.maps),
+    "fig-comparison": Target("Comparison of attention graphs", "comparison", TRAINING, theory.comparison),
+    "table-ablation": Target("Decay and activation", "ablation", TRAINING, quality.ablation),
+    "table-classification": Target("ImageNet accuracy", "classification", TRAINING, quality.classification),
+    "fig-accuracy-params": Target("Accuracy and parameters", "classification", TRAINING, quality.accuracy_parameters),
+}  # fmt: skip
+
+
+def check_target(name: str) -> None:
+    """Refuse a name that is no target.
+
+    Example:
+        >>> check_target("table1")
+    """
+    if name not in TARGETS:
+        raise ValueError(f"target must be one of {list(TARGETS)}, got {name!r}")

@@ -1,0 +1,196 @@
+"""Targets, sources, and the committed ledger."""
+
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from infsa.bench.cases import NINE, Case
+from infsa.bench.presets import DEEP, FOUR
+from infsa.cli.app import main
+from infsa.files import read_json, write_json
+from infsa.report.bench_documents import PAPER
+from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper
+from infsa.reproduce.document import page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+REPRODUCED, DIRECTION, NOT, UNCHECKED = VERDICTS
+NAMED = [
+    "table1",
+    "fig-dashboard",
+    "fig-tiers",
+    "fig-depth",
+    "fig-latency",
+    "fig-quality",
+    "fig-morf-roc",
+    "fig-lerf-pr",
+    "fig-accuracy-params",
+    "fig-markov",
+    "table-alignment",
+    "table-ablation",
+    "table-classification",
+    "fig-maps",
+    "fig-comparison",
+    "fig-method",
+    "training-cost",
+    "extreme",
+]
+SPEED = ["table1", "fig-dashboard", "fig-tiers", "fig-depth", "fig-latency", "extreme"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def made(cache):
+    return make_ledger(TARGETS, Sources(RESULTS, cache))
+
+
+def rows(ledger, *names):
+    return [row for name in names or ledger["targets"] for row in ledger["targets"][name]["rows"]]
+
+
+def test_every_table_and_figure_is_a_target():
+    assert set(TARGETS) == set(NAMED)
+
+
+def test_the_committed_ledger_is_what_the_results_say(made):
+    differences = check_ledger(read_json(RESULTS / "ledger.json"), made)
+    assert not differences, f"run `infsa reproduce --document`: {differences[:5]}"
+
+
+def test_the_page_is_the_committed_ledger():
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert text == page(read_json(RESULTS / "ledger.json"))
+
+
+def test_a_verdict_has_its_reason(made):
+    for row in rows(made):
+        assert row["verdict"] in VERDICTS
+        assert row["why"]
+        assert row["ours"] is not None or (row["verdict"] == UNCHECKED and row["why"].startswith("needs "))
+    assert sum(made["counts"].values()) == len(rows(made))
+
+
+def test_the_paper_is_stored_once_and_the_same():
+    for config, mechanisms in PAPER.items():
+        for name, printed in mechanisms.items():
+            row = paper()["table1"]["rows"][config][name.removesuffix("-naive")]
+            assert (row["train_ms"], row["infer_ms"], row["infer_joules"]) == printed
+    for mechanisms in paper()["table1"]["rows"].values():  # its own columns agree to their rounding
+        for row in mechanisms.values():
+            assert row["infer_images_per_s"] == pytest.approx(1000 / row["infer_ms"], rel=2e-3)
+            assert row["infer_joules"] == pytest.approx(0.2 * row["infer_ms"], abs=6e-3)
+
+
+def test_without_files_only_computed_claims_are_judged(tmp_path, cache):
+    ledger = make_ledger(TARGETS, Sources(tmp_path, cache))
+    assert ledger["files"] == []
+    for row in rows(ledger):
+        assert row["verdict"] == UNCHECKED or not row["file"]
+    assert {row["verdict"] for row in rows(ledger, "fig-quality", "extreme")} == {UNCHECKED}
+    assert all("infsa quality" in row["why"] for row in rows(ledger, "fig-quality"))
+
+
+def bench_file(path, linear_speed):
+    """A benchmark in which Linear-InfSA takes 1 ms per 1024² image at any depth, and all others ``linear_speed``."""
+    names = ("softmax-naive", "softmax-flash", *NINE)
+    sizes = [(side, mode) for side in (512, 1024, 2048, 4096, 9216) for mode in ("infer", "train")]
+    found = {}
+    cases = [Case(n, size=(s, s), mode=m, **f) for n, (s, m), f in itertools.product(names, sizes, (FOUR, DEEP))]
+    cases += [Case(n, size=(s, s), depth=1, heads=64, part="attention") for n in names for s in (1024, 2048, 4096)]
+    for case in cases:
+        linear = case.mechanism == "infsa_linear"
+        time = case.tokens / 4097 * (1 if linear else linear_speed * case.tokens / 4097)
+        found[case.key] = {
+            "case": case.as_dict(), "status": "done", "tokens": case.tokens, "tier": case.variant.tier,
+            "latency_ms": {"median": time, "p25": time, "p75": time, "drift": False}, "weights_bytes": 0,
+            "peak_bytes": 2**30 if linear else 2**42, "energy": {"source": "NVML", "joules_per_image": time},
+        }  # fmt: skip
+    write_json({"format": 1, "machines": [{"gpu": "a GPU", "cpu": "a CPU"}], "checks": [], "rows": found}, path)
+
+
+def test_speed_gets_verdicts_once_the_benchmark_exists(tmp_path, cache):
+    bench_file(tmp_path / "bench-h200.json", 20.0)
+    ledger = make_ledger(SPEED, Sources(tmp_path, cache))
+    found = {row["claim"]: row for row in rows(ledger, *SPEED)}
+    assert found["speed-up over Standard ViT"]["verdict"] == REPRODUCED
+    assert found["speed-up over Standard ViT"]["ours"] == pytest.approx(20)
+    assert found["Linear InfViT scales near-linearly (exponent at most 1.1)"]["verdict"] == REPRODUCED
+    assert found["exponent of softmax (fused) above that of Linear"]["ours"] == pytest.approx(1)
+    assert found["all but Linear run out of 40 GB above 1024²"]["verdict"] == REPRODUCED
+    assert found["InfViT Linear 4L-64H, infer 1024²"]["verdict"] == UNCHECKED  # another GPU
+    assert all(row["ours"] is not None for row in found.values())
+    bench_file(tmp_path / "bench-h200.json", 0.5)
+    slower = {row["claim"]: row for row in rows(make_ledger(SPEED, Sources(tmp_path, cache)), *SPEED)}
+    assert slower["speed-up over Standard ViT"]["verdict"] == NOT
+
+
+def test_a_run_of_this_machine_takes_the_place_of_the_committed_one(tmp_path, cache):
+    bench_file(tmp_path / "bench.json", 20.0)
+    ledger = make_ledger(["fig-dashboard"], Sources(RESULTS, cache, bench=tmp_path / "bench.json"))
+    assert ledger["files"] == ["bench.json"]
+    assert rows(ledger, "fig-dashboard")[0]["ours"] == pytest.approx(20)
+    with pytest.raises(ValueError, match="not a result"):
+        Sources(RESULTS, cache, bench=RESULTS / "ledger.json")
+
+
+def test_computed_numbers_are_kept_by_configuration(tmp_path):
+    calls = []
+    sources = Sources(tmp_path, tmp_path)
+    for config in ({"side": 1}, {"side": 1}, {"side": 2}):
+        sources.computed("thing", config, lambda: {"value": calls.append(1) or len(calls)})
+    assert len(calls) == 2
+    assert len(list(tmp_path.glob("thing-*.json"))) == 2
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["infsa", "reproduce", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_the_command_writes_the_document(monkeypatch, capsys, tmp_path, cache):
+    (tmp_path / "docs").mkdir()
+    results = tmp_path / "benchmarks" / "results"
+    shutil.copytree(RESULTS, results)
+    code, out, _ = run(monkeypatch, capsys, "--document", "--results", str(results), "--out", str(cache), "--json")
+    assert code == 0
+    saved = read_json(results / "ledger.json")
+    assert json.loads(out)["counts"] == saved["counts"]
+    assert (tmp_path / "docs" / "reproduction.md").read_text(encoding="utf-8") == page(saved)
+
+
+def test_the_command_prints(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, _ = run(monkeypatch, capsys, "fig-markov", "--out", str(tmp_path))
+    assert code == 0
+    assert "token 4 is first by all hops" in out
+    assert (tmp_path / "ledger.json").exists()
+    code, out, _ = run(monkeypatch, capsys, "--list", "--json")
+    assert [row["target"] for row in json.loads(out)] == list(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["table9"], 2, "'table9'"),
+        (["--scale", "huge"], 2, "'huge'"),
+        (["--document", "table1"], 2, "--document"),
+        (["--document", "--results", "/nowhere/at/all"], 1, "needs a checkout"),
+        (["--scale", "full", "table1", "--device", "cpu"], 1, "needs a CUDA GPU"),
+        (["--scale", "full", "fig-quality"], 1, "fig-quality: full scale needs ImageNet-1K"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, code, message, monkeypatch, capsys, tmp_path):
+    found, _, err = run(monkeypatch, capsys, *arguments, "--out", str(tmp_path))
+    assert found == code
+    assert message in err
+    assert err.count("\n") == 1
