@@ -65,7 +65,15 @@ def test_estimate(image, monkeypatch, capsys):
     [
         (["--memory", "much"], 2, "'much'"),
         (["--memory", "1MiB"], 1, "is too small"),
-        (["--tile", "0"], 1, "got 0"),
+        (["--tile", "0"], 2, "got 0"),
+        (["--level", "-1"], 2, "got -1"),
+        (["--strategy", "guess"], 2, "'guess'"),
+        (["--on-error", "ignore"], 2, "'ignore'"),
+        (["--seed", "1"], 2, "--seed goes with --estimate"),
+        (["--save-every", "1"], 2, "--save-every goes with --state"),
+        (["--state", "s", "--save-every", "-1"], 2, "got -1"),
+        (["--estimate", "2"], 2, "got 2"),
+        (["--code", "IMAGE"], 1, "is the image itself"),
         (["--model", "vit_tiny"], 1, "got attention='softmax'"),
         (["--map", "map.jpg"], 1, "map.jpg"),
         (["--estimate", "0.5", "--map", "map.tif"], 2, "--estimate does not go with --map"),
@@ -73,6 +81,7 @@ def test_estimate(image, monkeypatch, capsys):
     ],
 )
 def test_failures_are_one_line(arguments, code, message, image, monkeypatch, capsys):
+    arguments = [str(image) if word == "IMAGE" else word for word in arguments]
     found, out, err = run(monkeypatch, capsys, "stream", str(image), *arguments, "--json")
     assert (found, out) == (code, "")
     assert message in err

@@ -1,0 +1,24 @@
+"""The explorer page: a picture, where models look in it, and what their token graphs say. Starts with ``infsa app``."""
+
+from .gigapixel import Scene, View, stream_scene, view
+from .look import Look, Settings, look
+from .pictures import examples, read_picture
+from .removal import Removal, remove
+from .walks import Walk, token_graph, walk
+
+__all__ = [
+    "Look",
+    "Removal",
+    "Scene",
+    "Settings",
+    "View",
+    "Walk",
+    "examples",
+    "look",
+    "read_picture",
+    "remove",
+    "stream_scene",
+    "token_graph",
+    "view",
+    "walk",
+]

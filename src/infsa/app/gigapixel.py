@@ -1,0 +1,172 @@
+"""An image too large for a page: streamed once for its map, then seen through windows read from its file."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..evaluate import class_names
+from ..report.panels import overlay
+from ..streaming import Progress, Source, open_source, stream
+from .shelf import STREAMING, borrow
+
+OVERVIEW = 2048  # longest side of the small copy that is kept, in pixels
+WINDOW = 900  # longest side of what is shown of a window, in pixels
+MAX_MEGAPIXELS = 400
+
+Box = tuple[int, int, int, int]  # top, left, bottom, right, in pixels
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A streamed image: what stays of it in memory, and where the rest is.
+
+    Example:
+        >>> stream_scene("orion.jpg").map.shape
+        (2250, 2250)
+    """
+
+    path: Path
+    size: tuple[int, int]  # width, height
+    patch: int
+    map: NDArray[np.float32]  # (h, w) patches
+    overview: Image.Image
+    predictions: list[tuple[str, float]]
+    passes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class View:
+    """A window of a scene.
+
+    Example:
+        >>> view(scene, x=0.5, y=0.5, zoom=8).box
+        (7872, 7872, 10128, 10128)
+    """
+
+    box: Box
+    picture: Image.Image
+    overlaid: Image.Image
+
+
+def open_checked(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
+    """An image file, refused by its header if it is larger than allowed or has no colours to show.
+
+    Example:
+        >>> open_checked("orion.jpg").width
+        18000
+    """
+    source = open_source(path)
+    megapixels = source.width * source.height / 1e6
+    if megapixels > max_megapixels:
+        raise ValueError(
+            f"{Path(path).name} has {source.width} × {source.height} = {megapixels:,.0f} megapixels, more than the "
+            f"{max_megapixels:,.0f} that this page takes; `infsa app --max-megapixels` sets another limit"
+        )
+    if source.model_input or source.channels > 4:
+        raise ValueError(f"{Path(path).name} has no colours to show: {source.channels} channels of {source.itemsize} B")
+    return source
+
+
+def stream_scene(
+    path: str | Path,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    progress: Callable[[float, str], Any] | None = None,
+) -> Scene:
+    """Stream an image through Linear-InfSA at its own resolution; ``progress`` hears the share done and what is done.
+
+    Example:
+        >>> stream_scene("orion.jpg").predictions[0]
+    """
+    source, began = open_checked(path, max_megapixels), time.perf_counter()
+
+    def report(at: Progress) -> None:
+        if progress is not None:
+            progress(0.9 * (at.passed + at.done / at.tiles) / at.passes, f"pass {at.passed + 1} of {at.passes}")
+
+    with borrow(STREAMING) as model:
+        result = stream(model, source, map=True, progress=report)
+        values, places = result.logits[0].float().softmax(-1).topk(3)
+        names = class_names(model)
+        patch = int(model.patch_embed.patch_size[0])
+    if progress is not None:
+        progress(0.95, "drawing the overview")
+    predictions = [(names[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
+    small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
+    seconds = time.perf_counter() - began
+    size = (source.width, source.height)
+    return Scene(Path(path), size, patch, result.map, small, predictions, result.passes, seconds)
+
+
+def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> View:
+    """The window of a scene around (x, y), from 0 to 1, that is ``zoom`` times smaller than the image.
+
+    Example:
+        >>> view(scene, 0.2, 0.8, zoom=16).picture.size
+        (900, 900)
+    """
+    if not zoom >= 1:
+        raise ValueError(f"zoom must be 1 or more, got {zoom!r}")
+    width, height = scene.size
+    top, bottom = _span(y, height, zoom, scene.patch)
+    left, right = _span(x, width, zoom, scene.patch)
+    box = (top, left, bottom, right)
+    factor = scene.overview.width / width
+    if max(right - left, bottom - top) * factor >= WINDOW or factor == 1:
+        picture = scene.overview.crop((_at(left, factor), _at(top, factor), _at(right, factor), _at(bottom, factor)))
+    else:
+        picture = shrink(open_source(scene.path), box, 2 * WINDOW)
+    scale = WINDOW / max(picture.size)
+    shown = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
+    part = scene.map[top // scene.patch : -(-bottom // scene.patch), left // scene.patch : -(-right // scene.patch)]
+    return View(box, shown, overlay(shown, part))
+
+
+def _span(centre: float, length: int, zoom: float, patch: int) -> tuple[int, int]:
+    """A stretch of whole patches around a centre, inside the image."""
+    share = max(patch, min(length, math.ceil(length / zoom / patch) * patch))
+    start = min(max(0.0, centre * length - share / 2), max(0, length - share))
+    start = int(start) // patch * patch
+    return start, min(length, start + share)
+
+
+def _at(pixel: int, factor: float) -> int:
+    return round(pixel * factor)
+
+
+def shrink(source: Source, box: Box, side: int) -> Image.Image:
+    """A window at no more than ``side`` pixels, read in bands from the top, each averaged as soon as it is there.
+
+    Example:
+        >>> shrink(open_source("orion.jpg"), (0, 0, 18000, 18000), 2048).size
+        (2000, 2000)
+    """
+    top, left, bottom, right = box
+    factor = max(1, math.ceil(max(bottom - top, right - left) / side))
+    source.restart()
+    bands = []
+    for row in range(top, bottom, 64 * factor):
+        band = rgb(np.asarray(source.read(row, left, min(bottom, row + 64 * factor), right)))
+        bands.append(np.asarray(Image.fromarray(band).reduce(factor)))
+    return Image.fromarray(np.concatenate(bands))
+
+
+def rgb(window: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pixels (h, w, c) of 8 or 16 bits, grey or colour, opaque or laid on white, as (h, w, 3) of 8 bits.
+
+    Example:
+        >>> rgb(np.zeros((8, 8, 1), np.uint16)).shape
+        (8, 8, 3)
+    """
+    values = window if window.dtype == np.uint8 else (window >> 8).astype(np.uint8)
+    if values.shape[2] in (2, 4):
+        opacity = values[..., -1:].astype(np.float32) / 255
+        values = (values[..., :-1] * opacity + 255 * (1 - opacity)).round().astype(np.uint8)
+    return np.repeat(values, 3, axis=2) if values.shape[2] == 1 else np.ascontiguousarray(values)

@@ -1,0 +1,151 @@
+"""What happens when something on the page is chosen: values of the controls in, HTML out. No Gradio in here."""
+
+import math
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from .drawings import draw_centralities, draw_removal, draw_walk
+from .html import card, show_look, show_removal, small
+from .look import METHODS, Settings, explained, look, model_input
+from .removal import LEVELS, Removal, remove
+from .shelf import borrow
+from .walks import compared, token_graph, walk
+
+MEAN = "Mean of heads"
+HOPS = {"1": 1.0, "2": 2.0, "3": 3.0, "5": 5.0, "All": math.inf}
+SIDES = {"64 px, as trained": 64, "128 px": 128}
+STARTS = ("Class token", "Highest patch of the map", "Middle patch")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A removal with its drawing, kept while the slider moves.
+
+    Example:
+        >>> Curves(removal, draw_removal(removal))
+    """
+
+    removal: Removal
+    drawn: str
+
+
+def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: float, hops: str, side: str) -> Settings:
+    """The controls of the page as settings.
+
+    Example:
+        >>> settings_of("softmax", 6, "Mean of heads", "Rollout over layers", 0.7, "All", "64 px, as trained").layer
+        5
+    """
+    for name, value, accepted in (("method", method, METHODS), ("hops", hops, HOPS), ("resolution", side, SIDES)):
+        if value not in accepted:
+            raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+    if layer is None or layer != int(layer) or layer < 1:
+        raise ValueError(f"layer must be a whole number of at least 1, got {layer!r}")
+    if gamma is None or not 0 < gamma < 1:
+        raise ValueError(f"γ must lie strictly between 0 and 1, got {gamma!r}")
+    if head != MEAN and not (head or "").isdecimal():
+        raise ValueError(f"head must be {MEAN!r} or a number, got {head!r}")
+    which = None if head == MEAN else int(head) - 1
+    return Settings(mechanism, int(layer) - 1, which, METHODS[method], gamma, HOPS[hops], SIDES[side])
+
+
+def map_tab(image: Image.Image, settings: Settings, method: str) -> str:
+    """The first tab: the map.
+
+    Example:
+        >>> map_tab(picture, Settings(), "Class token's row")
+    """
+    return show_look(image, look(image, settings), settings, method)
+
+
+def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
+    """The second tab: the token graph, a walk on it, and the centralities.
+
+    Example:
+        >>> graph_tab(picture, Settings(), "Class token")
+    """
+    if start not in STARTS:
+        raise ValueError(f"start must be one of {list(STARTS)}, got {start!r}")
+    found = explained(image, settings)
+    rows, columns = found.map.shape
+    with borrow(settings.mechanism) as model:
+        prefix = model.num_prefix_tokens
+        batch = model_input(model, image, found.size)
+        graph = token_graph(model, batch, settings.layer, settings.head, settings.gamma)
+    places = {
+        STARTS[0]: 0,
+        STARTS[1]: prefix + int(found.map.argmax()),
+        STARTS[2]: prefix + (rows // 2) * columns + columns // 2,
+    }
+    followed = walk(graph, places[start], settings.hops)
+    scaled = (
+        " Rows that would add up to more than one were scaled down, all by one number." if followed.rescaled else ""
+    )
+    text = (
+        f"{graph.size} tokens, γ = {settings.gamma:g}, spectral radius {graph.spectral_radius():.3f}. At each hop the "
+        f"walk moves by γ times the attention weights, or ends.{scaled}"
+    )
+    if settings.mechanism == "Linear-InfSA":
+        text += " All rows of this graph are equal: after one hop every walk looks the same."
+    picture = small(image)
+    walked = draw_walk(picture, followed, (rows, columns), prefix)
+    central = draw_centralities(picture, compared(graph), (rows, columns), prefix)
+    return (
+        card(walked, "A random walk on the token graph", text, alt="Token graph over the picture, and a walk on it")
+        + '<h3 class="part">Centralities compared</h3>'
+        + card(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
+    )
+
+
+def curves_of(image: Image.Image, settings: Settings) -> Curves:
+    """The third tab's curves.
+
+    Example:
+        >>> curves_of(picture, Settings()).removal.label
+    """
+    removal = remove(image, settings)
+    return Curves(removal, draw_removal(removal))
+
+
+def removal_tab(curves: Curves | None, percent: float) -> str:
+    """The third tab at a position of its slider, in percent.
+
+    Example:
+        >>> removal_tab(curves_of(picture, Settings()), 25)
+    """
+    if curves is None:
+        return '<p class="note">Choose a picture first.</p>'
+    level = min(LEVELS, max(0, round((percent or 0) / 100 * LEVELS)))
+    return show_removal(curves.removal, curves.drawn, level)
+
+
+def named_files(paths: list[Path]) -> dict[str, Path]:
+    """Files of the command line by the names that the page shows; equal names are numbered.
+
+    Example:
+        >>> list(named_files([Path("a/slide.tif"), Path("b/slide.tif")]))
+        ['slide.tif', 'slide.tif (2)']
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such file")
+        name, number = path.name, 1
+        while name in found:
+            number += 1
+            name = f"{path.name} ({number})"
+        found[name] = path
+    return found
+
+
+def one_line(error: Exception) -> str:
+    """An error as one line of text that is safe on a page.
+
+    Example:
+        >>> one_line(ValueError("no <b>"))
+        'no &lt;b&gt;'
+    """
+    return escape(" ".join(str(error).split()) or type(error).__name__)

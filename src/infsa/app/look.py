@@ -1,0 +1,114 @@
+"""One picture and one choice of settings: the map, the prediction, and the other mechanisms beside them."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional as F  # type: ignore[import-untyped]
+
+from ..data.transforms import RESAMPLING
+from ..evaluate import Explanation, data_config, explain
+from ..models import InfViT
+from .shelf import MECHANISMS, borrow
+from .walks import token_graph, walk_scores
+
+WALKS = "walks"  # the map that γ and hops shape; with all hops, the incoming Katz centrality
+METHODS = {
+    "Class token's row": "last",
+    "Decayed walks (γ, hops)": WALKS,
+    "Rollout over layers": "rollout",
+    "Gradient of the class": "gradient",
+    "TokenRank": "tokenrank",
+    "Degree (one hop)": "degree",
+    "Random": "random",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be chosen on the page.
+
+    Example:
+        >>> Settings(mechanism="softmax", layer=0, method="rollout")
+    """
+
+    mechanism: str = "Pure InfSA"
+    layer: int = -1
+    head: int | None = None  # None: the mean over heads
+    method: str = "last"
+    gamma: float = 0.7  # of the walks; the models keep the γ they were trained with
+    hops: float = math.inf  # longest walk
+    side: int = 64  # pixels of the square whose area the model sees
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found.
+
+    Example:
+        >>> look(picture, Settings()).explanation.predictions[0]
+        ('tabby, tabby cat', 0.31)
+    """
+
+    explanation: Explanation
+    others: dict[str, Explanation]  # every mechanism at its last layer's map
+
+
+def look(image: Image.Image, settings: Settings) -> Look:
+    """The map of one mechanism by the settings, and those of all three beside it.
+
+    Example:
+        >>> look(picture, Settings(method="rollout")).explanation.map.shape
+        (7, 10)
+    """
+    others = {}
+    for mechanism in MECHANISMS:
+        with borrow(mechanism) as model:
+            others[mechanism] = explain(model, image, side=settings.side)
+    return Look(explained(image, settings), others)
+
+
+def explained(image: Image.Image, settings: Settings) -> Explanation:
+    """The map and prediction by the settings, walks included.
+
+    Example:
+        >>> explained(picture, Settings(method="walks", gamma=0.9, hops=3)).method
+        'walks'
+    """
+    walks = settings.method == WALKS
+    method = "last" if walks else settings.method
+    with borrow(settings.mechanism) as model:
+        found = explain(model, image, method, layer=settings.layer, head=settings.head, side=settings.side)
+        if not walks:
+            return found
+        graph = token_graph(model, model_input(model, image, found.size), settings.layer, settings.head, settings.gamma)
+        scores = walk_scores(graph, settings.hops)[model.num_prefix_tokens :]
+    return replace(found, map=on_grid(scores, found.map.shape), method=WALKS)
+
+
+def on_grid(scores: Tensor, grid: tuple[int, ...]) -> NDArray[np.float32]:
+    """Scores of patches (N,) as a map (h, w) of sum 1.
+
+    Example:
+        >>> on_grid(torch.ones(4), (2, 2)).sum()
+        1.0
+    """
+    shares: NDArray[np.float32] = (scores / scores.sum()).reshape(grid).float().numpy()
+    return shares
+
+
+def model_input(model: InfViT, image: Image.Image, size: tuple[int, int]) -> Tensor:
+    """What a model sees of an RGB image at ``size`` (width, height): (1, C, H, W), normalised.
+
+    Example:
+        >>> model_input(model, picture, (80, 56)).shape
+        torch.Size([1, 3, 56, 80])
+    """
+    config = data_config(model)
+    pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
+    batch: Tensor = F.normalize(pixels, config["mean"], config["std"])[None]
+    return batch.to(torch.float32)

@@ -1,0 +1,231 @@
+"""The page itself: controls in one column, results in the other, and what calls what. Everything else is plain code."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from . import handlers as on
+from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene, view
+from .html import CSS, show_view
+from .look import METHODS
+from .pictures import LARGER, MAX_PIXELS, examples, read_picture
+from .shelf import MECHANISMS, borrow, sizes
+
+UPLOAD_LIMIT = "2gb"
+QUEUE = 64  # waiting requests; more are told to come back
+HOUR = 3600
+TABS = ("Map", "Token graph", "Removal")
+
+
+def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose expected failures become one line on the page.
+
+    Example:
+        >>> told(read_picture)("missing.png")
+    """
+
+    @wraps(function)
+    def wrapped(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except (ValueError, OSError, ImportError, RuntimeError) as error:
+            raise gr.Error(on.one_line(error), title="This did not work", print_exception=False) from error
+
+    return wrapped
+
+
+def show(tab: str, image: Any, percent: float, start: str, method: str, *controls: Any) -> tuple[Any, ...]:
+    """The HTML of the tab that is open, and nothing for the others: map, graph, removal, its curves.
+
+    Example:
+        >>> show("Map", picture, 0, "Class token", "Class token's row", "softmax", 6, ...)
+    """
+    if image is None:  # the first tab opens before the first picture is there
+        return gr.skip(), gr.skip(), gr.skip(), gr.skip()
+    mechanism, layer, head, *rest = controls
+    settings = on.settings_of(mechanism, layer, head, method, *rest)
+    if tab == TABS[0]:
+        return on.map_tab(image, settings, method), gr.skip(), gr.skip(), gr.skip()
+    if tab == TABS[1]:
+        return gr.skip(), on.graph_tab(image, settings, start), gr.skip(), gr.skip()
+    curves = on.curves_of(image, settings)
+    return gr.skip(), gr.skip(), on.removal_tab(curves, percent), curves
+
+
+def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXELS) -> gr.Blocks:
+    """The page, not yet served.
+
+    Example:
+        >>> build().launch()
+    """
+    for mechanism in MECHANISMS:
+        with borrow(mechanism):
+            pass  # loaded before the first visitor comes
+    with gr.Blocks(title="infsa explorer", analytics_enabled=False, delete_cache=(HOUR, 24 * HOUR)) as page:
+        gr.Markdown(
+            "# Where does attention look?\nChoose a picture and a mechanism. The page shows the map, the token graph "
+            "behind it, and what happens to the guess when patches go.",
+            elem_id="title",
+        )
+        with gr.Tabs():
+            with gr.Tab("Picture"):
+                _picture_tab(page)
+            with gr.Tab("Gigapixel"):
+                _gigapixel_tab(on.named_files(files or []), max_megapixels)
+    return page.queue(max_size=QUEUE)
+
+
+def _picture_tab(page: gr.Blocks) -> None:
+    samples = examples()
+    names = list(samples)
+    picture, curves = gr.State(), gr.State()
+    active = gr.State(TABS[0])
+    with gr.Row():
+        with gr.Column(elem_classes="controls"):
+            example = gr.Radio(names, value=names[0], label="Example picture")
+            upload = gr.File(
+                label=f"Or your own, up to {MAX_PIXELS / 1e6:.0f} megapixels", height=72, elem_classes="drop"
+            )
+            mechanism = gr.Radio(list(MECHANISMS), value="Pure InfSA", label="Mechanism")
+            method = gr.Dropdown(list(METHODS), value=next(iter(METHODS)), label="Map")
+            layers, heads = sizes("Pure InfSA")
+            with gr.Row():
+                layer = gr.Slider(1, layers, value=layers, step=1, label="Layer", min_width=130, buttons=[])
+                head = gr.Dropdown(_heads(heads), value=on.MEAN, label="Head", min_width=130)
+            with gr.Row():
+                gamma = gr.Slider(0.1, 0.9, value=0.7, step=0.05, label="γ", min_width=130, buttons=[])
+                hops = gr.Dropdown(list(on.HOPS), value="All", label="Hops", min_width=130)
+            side = gr.Dropdown(list(on.SIDES), value=next(iter(on.SIDES)), label="What the model sees")
+        with gr.Column(elem_classes="results"), gr.Tabs():
+            with gr.Tab(TABS[0]) as first:
+                map_html = gr.HTML(elem_id="map")
+            with gr.Tab(TABS[1]) as second:
+                start = gr.Radio(list(on.STARTS), value=on.STARTS[0], label="The walk starts at")
+                graph_html = gr.HTML(elem_id="graph")
+            with gr.Tab(TABS[2]) as third:
+                percent = gr.Slider(
+                    0, 100, value=0, step=5, label="Patches removed, most relevant first (%)", buttons=[]
+                )
+                removal_html = gr.HTML(elem_id="removal")
+    controls = [mechanism, layer, head, gamma, hops, side]
+    inputs = [active, picture, percent, start, method, *controls]
+    outputs = [map_html, graph_html, removal_html, curves]
+    work: dict[str, Any] = {
+        "fn": told(show), "inputs": inputs, "outputs": outputs, "trigger_mode": "always_last",
+        "show_progress": "minimal", "concurrency_id": "look", "concurrency_limit": 2,
+    }  # fmt: skip
+    quick: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "look", "concurrency_limit": 2}
+
+    def chosen(name: str | None) -> Any:
+        if name is None:
+            return gr.skip()
+        if name not in samples:
+            raise ValueError(f"example must be one of {names}, got {name!r}")
+        return read_picture(samples[name])
+
+    def dropped(path: str) -> tuple[Any, None]:
+        return read_picture(path), None
+
+    changed = [layer.change, head.input, method.input, gamma.change, hops.input, side.input, start.input]
+    gr.on(changed, api_name="show", **work)
+    loaded = gr.on([page.load, example.input], told(chosen), example, picture, api_name="choose", **quick)
+    sent = upload.upload(told(dropped), upload, [picture, example], api_name="upload", **quick)
+    for step in (loaded, sent):
+        step.success(api_visibility="private", **work)
+    switched = mechanism.input(
+        lambda name: gr.Dropdown(_heads(sizes(name)[1]), value=on.MEAN), mechanism, head, api_name="heads", **quick
+    )
+    switched.success(api_visibility="private", **work)
+    for tab, name in ((first, TABS[0]), (second, TABS[1]), (third, TABS[2])):
+        opened = tab.select(lambda name=name: name, None, active, api_visibility="private", queue=False)
+        opened.success(api_visibility="private", **work)
+    percent.input(
+        told(on.removal_tab), [curves, percent], removal_html, api_name="step", trigger_mode="always_last", **quick
+    )
+
+
+def _heads(count: int) -> list[str]:
+    return [on.MEAN, *(str(head) for head in range(1, count + 1))]
+
+
+def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
+    places = files | examples(LARGER)
+    names = list(places)
+    scene = gr.State()
+    with gr.Row():
+        with gr.Column(elem_classes="controls"):
+            gr.Markdown(
+                f"Linear-InfSA reads an image tile by tile, at its own resolution. Up to {max_megapixels:,.0f} "
+                "megapixels: TIFF, whole slides, JPEG, PNG, npy."
+            )
+            name = gr.Dropdown(names, value=names[0] if names else None, label="Image on this machine")
+            upload = gr.File(label="Or your own", height=72, elem_classes="drop")
+            button = gr.Button("Stream it", variant="primary")
+            zoom = gr.Slider(1, 64, value=1, step=1, label="Zoom", buttons=[])
+            across = gr.Slider(0, 100, value=50, step=1, label="Across (%)", buttons=[])
+            down = gr.Slider(0, 100, value=50, step=1, label="Down (%)", buttons=[])
+        with gr.Column(elem_classes="results"):
+            window = gr.HTML(
+                '<p class="note">Nothing streamed yet. A megapixel takes a few seconds.</p>', elem_id="window"
+            )
+
+    def streamed(name: str | None, path: str | None, progress: gr.Progress = gr.Progress()) -> tuple[Scene, str]:  # noqa: B008
+        if path is None and name not in places:
+            raise ValueError(f"choose an image, one of {names}, or drop a file")
+        chosen = Path(path) if path is not None else places[str(name)]
+        progress(0, desc="opening")
+        found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text))
+        return found, show_view(found, view(found))
+
+    def moved(found: Scene | None, zoom: float, across: float, down: float) -> Any:
+        return gr.skip() if found is None else show_view(found, view(found, across / 100, down / 100, zoom))
+
+    options: dict[str, Any] = {"concurrency_id": "stream", "concurrency_limit": 1}
+    button.click(told(streamed), [name, upload], [scene, window], api_name="stream", **options)
+    gr.on(
+        [zoom.change, across.change, down.change], told(moved), [scene, zoom, across, down], window,
+        api_name="move", trigger_mode="always_last", show_progress="hidden",
+    )  # fmt: skip
+
+
+def theme() -> gr.themes.Base:
+    """Colours of the figures and the fonts of the system: nothing is fetched.
+
+    Example:
+        >>> page.launch(theme=theme())
+    """
+    return gr.themes.Default(
+        primary_hue="blue",
+        neutral_hue="slate",
+        text_size="sm",
+        spacing_size="sm",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+
+
+def serve(
+    files: list[Path] | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    *,
+    port: int | None = None,
+    open_browser: bool = False,
+) -> tuple[gr.Blocks, str]:
+    """Serve the page to this machine only; return it and its address at once.
+
+    Example:
+        >>> page, address = serve()
+        >>> page.close()
+    """
+    if not max_megapixels > 0:
+        raise ValueError(f"max_megapixels must be more than 0, got {max_megapixels!r}")
+    page = build(files, max_megapixels)
+    _, address, _ = page.launch(
+        server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,
+        quiet=True, max_file_size=UPLOAD_LIMIT, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
+        theme=theme(), css=CSS, state_session_capacity=100,
+    )  # fmt: skip
+    return page, address

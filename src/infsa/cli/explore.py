@@ -1,0 +1,41 @@
+"""``infsa app``: the explorer page on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _more_than_nothing(value: float) -> float:
+    if not value > 0:
+        raise typer.BadParameter(f"must be more than 0, got {value}")
+    return value
+
+
+def explore(
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; may be repeated.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the page; the first free one from 7860 if not given.")
+    ] = None,
+    max_megapixels: Annotated[
+        float, typer.Option(help="Largest image of the Gigapixel tab.", callback=_more_than_nothing)
+    ] = 400,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Serve a page that shows where models look in a picture, their token graphs, and what removal does.
+
+    The page is served to this machine only and fetches nothing from elsewhere. Ctrl+C ends it.
+
+    Example: infsa app --file slide.tif
+    """
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the page needs gradio: pip install 'infsa[app]'") from error
+    from ..app.page import serve
+
+    page, address = serve(files, max_megapixels, port=port, open_browser=open_browser)
+    typer.echo(f"The page is at {address} (Ctrl+C ends it)")
+    page.block_thread()

@@ -1,0 +1,130 @@
+"""The page in a real Chromium: uploads, the slider, errors, the keyboard, the console, the network."""
+
+import re
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from .helpers import photograph, promise
+
+WAIT = 20_000  # milliseconds
+
+
+@pytest.fixture
+def page(browser, address):
+    """An open page; whatever happens on it, the console stays clean and nothing outside is asked."""
+    problems, hosts = [], set()
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    opened = context.new_page()
+    opened.set_default_timeout(WAIT)
+    opened.on("console", lambda message: message.type == "error" and problems.append(message.text))
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+    opened.on("response", lambda answer: answer.status >= 400 and problems.append(f"{answer.status} {answer.url}"))
+    opened.on("filechooser", lambda chooser: None)  # from the start: a dialog opened before this would be lost
+    opened.goto(address)
+    opened.wait_for_selector("#map figure")
+    yield opened
+    context.close()
+    assert problems == []
+    assert hosts - {None} == {"127.0.0.1"}
+
+
+def drop(page, path, number=0):
+    page.locator("input[type=file]").nth(number).set_input_files(path)
+
+
+def tab_to(page, wanted):
+    """Press Tab until the focused element's description matches; the keyboard alone must get there."""
+    describe = """() => {const e = document.activeElement; return [e.tagName, e.type, e.getAttribute('role'),
+      e.getAttribute('aria-label'), e.value, e.innerText && e.innerText.slice(0, 60)].join(' | ')}"""
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(describe))
+        if re.search(wanted, seen[-1]):
+            return
+    raise AssertionError(f"no focus on {wanted}: {seen}")
+
+
+def test_the_first_screen_makes_sense(page):
+    assert page.locator("#map figure").count() == 6
+    assert page.locator("#map .guess").count() == 3
+    for text in ("Where does attention look?", "Example picture", "Mechanism", "Pure InfSA takes it for"):
+        box = page.get_by_text(text, exact=True).first.bounding_box()
+        assert box["y"] + box["height"] <= 800
+        assert box["x"] + box["width"] <= 1280
+    assert all(image.get_attribute("alt") for image in page.locator("#map img").all())
+
+
+def test_upload_then_remove_patches(page, tmp_path):
+    photograph(120, 80, seed=3).save(tmp_path / "mine.png")
+    drop(page, tmp_path / "mine.png")
+    page.get_by_text("120 × 80").first.wait_for()
+    page.get_by_role("tab", name="Removal").click()
+    page.wait_for_selector("#chance")
+    before = page.inner_text("#chance")
+    assert "0 of 70 patches removed" in page.inner_text("#removal")
+    page.locator("input[aria-label*='Patches removed']").first.fill("50")
+    page.get_by_text("35 of 70 patches removed").wait_for()
+    assert page.inner_text("#chance") != before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("notes.png", "not an image in a known format"), ("huge.png", "more than the 67 megapixels")]
+)
+def test_bad_files_are_answered_and_the_page_goes_on(page, tmp_path, name, message):
+    file = tmp_path / name
+    promise(file, 32768, 32768) if name == "huge.png" else file.write_text("no picture")
+    drop(page, file)
+    page.get_by_text(re.compile(message)).first.wait_for()
+    page.get_by_text("softmax", exact=True).first.click()
+    page.get_by_text("softmax takes it for").wait_for()
+
+
+def test_keyboard_alone(page, tmp_path):
+    photograph(120, 80, seed=4).save(tmp_path / "mine.png")
+    tab_to(page, "radio .*Rocket")
+    page.keyboard.press("Space")
+    page.get_by_text("640 × 427").first.wait_for()
+    tab_to(page, "upload or drop")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(tmp_path / "mine.png")
+    page.get_by_text("120 × 80").first.wait_for()
+    tab_to(page, "radio .*Linear-InfSA")
+    page.keyboard.press("Space")
+    page.get_by_text("Linear-InfSA takes it for").wait_for()
+    tab_to(page, "combobox .*Map")
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.locator("#map figcaption", has_text=re.compile("Decayed walks|Rollout")).wait_for()
+    tab_to(page, r"range .*Layer")
+    page.keyboard.press("ArrowLeft")
+    tab_to(page, r"tab .*Removal")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#chance")
+    tab_to(page, r"range .*Patches removed")
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("4 of 70 patches removed").wait_for()
+
+
+def test_the_graph_of_every_mechanism(page):
+    page.get_by_role("tab", name="Token graph").click()
+    page.get_by_text("Which tokens matter").wait_for()
+    page.get_by_text("Linear-InfSA", exact=True).first.click()
+    page.get_by_text("All rows of this graph are equal").wait_for()
+
+
+def test_a_large_image_streams_and_zooms(page, tmp_path):
+    np.save(tmp_path / "large.npy", np.asarray(photograph(640, 512)))
+    page.get_by_role("tab", name="Gigapixel").click()
+    drop(page, tmp_path / "large.npy", number=1)
+    page.get_by_text("large.npy").first.wait_for()
+    page.get_by_role("button", name="Stream it").click()
+    page.get_by_text("640 × 512 pixels at (0, 0)").wait_for()
+    page.locator("input[type=range][aria-label*=Zoom]").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("160 × 128 pixels at (240, 192)").wait_for()

@@ -1,0 +1,85 @@
+"""Streamed images: the map of the whole, windows of whole patches, sizes read from headers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from infsa.app.gigapixel import open_checked, rgb, shrink, stream_scene, view
+from infsa.app.html import show_view
+from infsa.app.look import model_input
+from infsa.app.shelf import borrow
+from infsa.streaming import open_source
+
+from .helpers import photograph, promise
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scene") / "scene.npy"
+    np.save(path, np.asarray(photograph(320, 192)))
+    heard = []
+    found = stream_scene(path, progress=lambda share, text: heard.append(share))
+    assert heard == sorted(heard)
+    return found
+
+
+def test_map_and_prediction_are_those_of_the_whole_image(scene):
+    with borrow("Linear-InfSA") as model:
+        batch = model_input(model, photograph(320, 192), (320, 192))
+        expected = model.attention_maps(batch)[0].numpy()
+        chance = float(model(batch).softmax(-1).max())
+    np.testing.assert_allclose(scene.map, expected, rtol=1e-4)
+    assert scene.predictions[0][1] == pytest.approx(chance, rel=1e-4)
+
+
+@pytest.mark.parametrize("zoom", [1, 2, 3.7, 64])
+@pytest.mark.parametrize("place", [0, 0.37, 1])
+def test_windows_lie_in_the_image_on_whole_patches(scene, zoom, place):
+    top, left, bottom, right = view(scene, place, place, zoom).box
+    assert 0 <= top < bottom <= 192
+    assert 0 <= left < right <= 320
+    assert all(edge % scene.patch == 0 for edge in (top, left, bottom, right))
+    assert view(scene, place, place, 1).box == (0, 0, 192, 320)
+
+
+def test_windows_are_read_from_the_file_where_the_overview_is_too_coarse(scene):
+    coarse = replace(scene, overview=scene.overview.resize((20, 12)))
+    near, far = view(coarse, 0.2, 0.6, 8), view(scene, 0.2, 0.6, 8)
+    assert near.box == far.box
+    assert (np.asarray(near.picture) == np.asarray(far.picture)).all()
+    assert show_view(scene, far).count("<figure") == 2
+
+
+def test_shrinking_in_bands_is_shrinking(tmp_path):
+    picture = photograph(300, 500)
+    picture.save(tmp_path / "tall.png")
+    whole = shrink(open_source(tmp_path / "tall.png"), (0, 0, 500, 300), 180)
+    assert (np.asarray(whole) == np.asarray(picture.reduce(3))).all()
+
+
+def test_a_gigapixel_beyond_the_limit_is_refused_by_its_header(tmp_path):
+    with pytest.raises(ValueError, match="32768 × 32768 = 1,074 megapixels, more than the 400") as caught:
+        open_checked(promise(tmp_path / "huge.png", 32768, 32768))
+    assert "\n" not in str(caught.value)
+
+
+def test_model_input_has_no_colours(tmp_path):
+    np.save(tmp_path / "input.npy", np.zeros((3, 64, 64), np.float32))
+    with pytest.raises(ValueError, match="no colours to show"):
+        open_checked(tmp_path / "input.npy")
+
+
+def test_zoom_below_one_is_refused(scene):
+    with pytest.raises(ValueError, match="zoom must be 1 or more"):
+        view(scene, zoom=0.5)
+
+
+def test_pixels_become_colours():
+    grey = np.full((2, 2, 1), 0x8000, np.uint16)
+    assert (rgb(grey) == 0x80).all()
+    assert rgb(grey).shape == (2, 2, 3)
+    clear = np.zeros((2, 2, 4), np.uint8)
+    assert (rgb(clear) == 255).all()
+    picture = np.asarray(photograph(8, 8))
+    assert (rgb(picture) == picture).all()
