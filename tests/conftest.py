@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tests.train.helpers")  # failed comparisons of runs say what differs
 torch.manual_seed(0)  # for what modules build while they are collected
 
 

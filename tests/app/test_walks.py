@@ -33,7 +33,7 @@ def test_all_hops_give_the_models_own_katz_map(mechanism):
     assert found.predictions == expected.predictions
 
 
-@pytest.mark.parametrize("method", set(METHODS.values()) - {WALKS})
+@pytest.mark.parametrize("method", [m for m in METHODS.values() if m != WALKS])
 def test_other_maps_are_those_of_explain(method):
     with borrow("Pure InfSA") as model:
         expected = explain(model, PICTURE, method, layer=3)
