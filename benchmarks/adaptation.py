@@ -1,19 +1,24 @@
 """What conversion costs a trained timm ViT and what adaptation wins back, on a Tiny-ImageNet shard.
 
     python benchmarks/adaptation.py run tiny-imagenet-a.npz runs/adaptation      # about 3 minutes on one H200
+    python benchmarks/adaptation.py run tiny-imagenet-b.npz runs/adaptation --start shipped --images 2000 \\
+        --layer-epochs 1 --logit-epochs 2 --label-epochs 1                       # sized for two CPU cores
     python benchmarks/adaptation.py collect runs/adaptation benchmarks/results/adaptation.json
     python benchmarks/adaptation.py document                                     # writes the table into the document
 
 `run` trains timm's ViT (64 px, patch 8, width 192, 6 layers, 3 heads) with softmax, converts it three ways and adapts
-each. A run that was cut off goes on where it stopped. The softmax model trained on for as many epochs stands beside
-them, so that more training is not mistaken for adaptation.
+each; with `--start shipped` it takes the weights that the package ships for that shape, which were trained on shard b,
+instead of training any. A run that was cut off goes on where it stopped. The softmax model trained on for as many
+epochs stands beside them, so that more training is not mistaken for adaptation.
 """
 
 import copy
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import timm
 import torch
 import typer
@@ -82,40 +87,92 @@ def train_softmax(model: nn.Module, recipe: Recipe, feed: Feed, order: Order, cl
     return time.perf_counter() - began
 
 
+def smaller_shard(shard: Path, images: int, out: Path) -> Path:
+    """A shard of the first images of every class: so many for training, half as many for validation."""
+    with np.load(shard, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive}
+    classes, rows = len(arrays["name"]), []
+    if images < 2 * classes:
+        raise typer.BadParameter(f"--images must be at least {2 * classes}, two per class, got {images}")
+    for label in range(classes):
+        for is_val, count in ((False, images // classes), (True, images // (2 * classes))):
+            rows.append(np.flatnonzero((arrays["label"] == label) & (arrays["is_val"] == is_val))[:count])
+    chosen, offset = np.sort(np.concatenate(rows)), arrays["offset"]
+    parts = [arrays["jpeg"][offset[row] : offset[row + 1]] for row in chosen]
+    ends = np.cumsum([0, *map(len, parts)])
+    kept = {name: arrays[name][chosen] for name in ("label", "box", "is_val")}
+    kept |= {"jpeg": np.concatenate(parts), "offset": ends, "wnid": arrays["wnid"], "name": arrays["name"]}
+    path = out / f"{shard.stem}-{images}.npz"
+    write_atomically(path, lambda aside: np.savez(aside.open("wb"), **kept))
+    return path
+
+
+def load_shipped(model: VisionTransformer, classes: list[str]) -> None:
+    """Fill timm's model with the weights that the package ships for vit_tiny: its names and shapes are timm's."""
+    shipped = infsa.create_model("vit_tiny", pretrained=True)
+    if shipped.pretrained_cfg["label_names"] != classes:  # type: ignore[index]
+        raise typer.BadParameter(
+            f"--start shipped needs the shard that vit_tiny was trained on, got {classes[0]!r}, ..."
+        )
+    model.load_state_dict(shipped.state_dict())
+
+
 @app.command()
 def run(
     shard: Annotated[str, typer.Argument(help="An npz shard, or the word shapes for a trial without data.")],
     out: Path,
-    epochs: Annotated[int, typer.Option(help="Of training with softmax.")] = 40,
+    start: Annotated[
+        str, typer.Option(help="train: a base with softmax first; shipped: the weights of vit_tiny.")
+    ] = "train",
+    epochs: Annotated[int | None, typer.Option(help="Of training with softmax; 40 unless told.")] = None,
     layer_epochs: int = 4,
     logit_epochs: int = 12,
     label_epochs: int = 4,
+    images: Annotated[
+        int | None, typer.Option(help="Of training, half as many of validation; all unless told.")
+    ] = None,
     only: Annotated[str, typer.Option(help="Ways of conversion, with semicolons.")] = ";".join(WAYS),
     seed: int = 0,
-    length: Annotated[int, typer.Option(help="Images of the trial.")] = 256,
 ) -> None:
-    """Train, convert, adapt."""
+    """Train or load a softmax model, convert it, adapt it."""
+    if start not in ("train", "shipped"):
+        raise typer.BadParameter(f"--start is train or shipped, got {start!r}")
+    if start == "shipped" and epochs is not None:
+        raise typer.BadParameter(f"--epochs is for --start train: the shipped weights are trained, got {epochs}")
+    if unknown := set(only.split(";")) - WAYS.keys():
+        raise typer.BadParameter(f"--only knows {'; '.join(WAYS)}, got {min(unknown)!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    data, options = (shard, {"length": length}) if shard == "shapes" else (f"npz:{shard}", {})
-    recipe = base_recipe(data, epochs, device, options).override({"seed": seed})
+    out.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"length": images or 256} if shard == "shapes" else {}
+    path = smaller_shard(Path(shard), images, out) if images and shard != "shapes" else shard
+    data = shard if shard == "shapes" else f"npz:{path}"
+    recipe = base_recipe(data, epochs or 40, device, options).override({"seed": seed})
     train_set, val_set = open_splits(recipe)
     classes = len(train_set.classes)
     torch.manual_seed(seed)
     model = VisionTransformer(**SHAPE, num_classes=classes, drop_path_rate=0.1).to(device)
     weights = out / "softmax.safetensors"
     if not weights.exists():
-        order = Order(len(train_set), recipe.batch_size, seed)
-        seconds = train_softmax(model, recipe, Feed(recipe, train_set, val_set, model, order, device), order, classes)
+        seconds = 0.0
+        if start == "shipped":
+            load_shipped(model, train_set.classes)
+        else:
+            order = Order(len(train_set), recipe.batch_size, seed)
+            feed = Feed(recipe, train_set, val_set, model, order, device)
+            seconds = train_softmax(model, recipe, feed, order, classes)
+        facts = {"start": start, "seconds": seconds, "shape": SHAPE, "images": len(train_set)}
+        facts |= {"recipe": {**recipe.as_dict(), "data": Path(data).name}} if start == "train" else {}
+        write_json({**facts, "timm": timm.__version__, "made_with": provenance(device)}, out / "softmax.json")
         state = {name: value.cpu() for name, value in model.state_dict().items()}
         write_atomically(weights, lambda aside: save_file(state, aside))
-        facts = {"seconds": seconds, "recipe": {**recipe.as_dict(), "data": Path(data).name}, "shape": SHAPE}
-        write_json({**facts, "timm": timm.__version__, "made_with": provenance(device)}, out / "softmax.json")
+    elif (begun := read_json(out / "softmax.json")["start"]) != start:
+        raise typer.BadParameter(f"{out} was begun with --start {begun}, got {start}")
     model.load_state_dict(load_file(weights))
+    rate = math.sqrt(recipe.batch_size / 256)  # what small batches take off the rates
     if not (out / "control.json").exists():
-        longer = recipe.override(
-            {"epochs": layer_epochs + logit_epochs + label_epochs, "lr": 2e-4, "optimizer": "adamw", "warmup_epochs": 1}
-        )
+        total = layer_epochs + logit_epochs + label_epochs
+        longer = recipe.override({"epochs": total, "lr": 2e-4 * rate, "optimizer": "adamw", "warmup_epochs": 1})
         control, order = copy.deepcopy(model), Order(len(train_set), recipe.batch_size, seed)
         feed = Feed(longer, train_set, val_set, control, order, device)
         seconds = train_softmax(control, longer, feed, order, classes)
@@ -127,7 +184,8 @@ def run(
         converted = infsa.convert(model, learn_gamma=True, **WAYS[way]).to(device)  # type: ignore[arg-type]
         plan = Adaptation(
             data=data, data_options=options, seed=seed, layer_epochs=layer_epochs,
-            logit_epochs=logit_epochs, label_epochs=label_epochs, layer_lr=1e-3, logit_lr=1e-3, label_lr=2e-4,
+            logit_epochs=logit_epochs, label_epochs=label_epochs, layer_lr=1e-3 * rate, logit_lr=1e-3 * rate,
+            label_lr=2e-4 * rate,
             mixup=0.4, cutmix=1.0, size=64, crop_min=0.25, interpolation="bilinear", loader="resident", workers=2,
             batch_size=recipe.batch_size, precision=recipe.precision, weight_decay=0.05,
         )  # fmt: skip

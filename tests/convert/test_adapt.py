@@ -14,7 +14,7 @@ from infsa.cli.app import main
 from infsa.convert import load_converted
 from infsa.train.adapt import Adapter, adapt
 from infsa.train.adaptation import Adaptation
-from infsa.train.distill import layer_loss, logit_loss, recorded_calls
+from infsa.train.distill import class_logits, layer_loss, logit_loss, recorded_calls
 
 OPTIONS = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 4}
 TINY = {
@@ -126,6 +126,19 @@ def test_wrong_runs_are_refused(tmp_path):
               tmp_path, resume=True)  # fmt: skip
     with pytest.raises(ValueError, match="converted otherwise"):
         adapt(original, pair("linear")[1], plan, tmp_path, resume=True)
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path):
+    original, converted = pair()
+    five = Adaptation(**{**TINY, "data_options": {"length": 48, "classes": 5}, "label_epochs": 1})
+    with pytest.raises(ValueError, match="with 5 classes, got 4"):
+        adapt(original, converted, five, tmp_path)
+    features = timm.create_model("deit_tiny_patch16_224", **OPTIONS, global_pool="").eval()
+    features.reset_classifier(0, "")
+    with pytest.raises(ValueError, match=r"classifier of images, .*got logits of shape \(12, 5, 16\)"):
+        adapt(features, infsa.convert(features), Adaptation(**TINY), tmp_path)
+    with pytest.raises(ValueError, match="got dict"):
+        class_logits({})
 
 
 @pytest.fixture

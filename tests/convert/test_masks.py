@@ -46,6 +46,19 @@ def test_padded_tokens_change_nothing(kind, variant, form):
 
 
 @pytest.mark.parametrize("variant", ["pure", "linear"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_attended_to_as_padded_ones(variant):
+    """torch packs a padded batch into a nested tensor when an encoder runs without gradients."""
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    encoder = infsa.convert(nn.TransformerEncoder(block, 2, enable_nested_tensor=True).eval(), variant)
+    x, hidden = torch.randn(2, N, 16), (torch.arange(N) >= REAL).expand(2, N)
+    with torch.no_grad():
+        nested = encoder(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(nested[:, :REAL], encoder(x, src_key_padding_mask=hidden)[:, :REAL])
+
+
+@pytest.mark.parametrize("variant", ["pure", "linear"])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_padding_in_torch_layers(variant, batch_first):
     torch.manual_seed(0)
@@ -66,6 +79,18 @@ def test_padding_in_torch_layers(variant, batch_first):
             with torch.set_grad_enabled(grad):  # torch's fused path, which would run softmax, opens without gradients
                 out = run(tokens, src_key_padding_mask=hidden)[:, :REAL]
                 torch.testing.assert_close(out, alone, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("additive", [True, False])
+def test_a_token_that_a_mask_hides_from_all_is_padding(additive):
+    torch.manual_seed(0)
+    layer = infsa.convert(nn.MultiheadAttention(16, 2, batch_first=True).double())
+    x = torch.randn(2, N, 16, dtype=torch.float64)
+    hidden = (torch.arange(N) >= REAL).expand(N, N)
+    mask = torch.zeros(N, N).double().masked_fill(hidden, -torch.inf) if additive else hidden
+    alone = layer(x[:, :REAL], x[:, :REAL], x[:, :REAL])
+    for found, wanted in zip(layer(x, x, x, attn_mask=mask), alone, strict=True):
+        torch.testing.assert_close(found[:, :REAL, : wanted.shape[-1]], wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("how", ["flag", "boolean", "additive"])

@@ -104,6 +104,36 @@ def test_errors_are_one_line_and_name_the_layer(model, options, message):
     assert [type(module) for module in model.modules()] == classes
 
 
+class Around(nn.Module):
+    """Attention of its own around an attention layer that is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_qkv, self.inner = nn.Linear(8, 24), nn.MultiheadAttention(8, 2)
+
+
+def test_a_known_layer_does_not_hide_an_unknown_one_around_it():
+    assert [(layer.name, layer.action) for layer in infsa.plan_conversion(holds(Around()))] == [
+        ("0", "refuse"),
+        ("0.inner", "convert"),
+    ]
+    assert list(converted_layers(infsa.convert(holds(Around()), exclude="0"))) == ["0.inner"]
+
+
+def test_converting_again_says_what_there_is():
+    model = infsa.convert(build("timm vit")[0])
+    with pytest.raises(
+        ValueError, match=r"nothing to convert: .*blocks\.0\.attn, blocks\.1\.attn \(done: pure.*revert"
+    ):
+        infsa.convert(model, "linear")
+    assert infsa.convert(infsa.revert(model), "linear").blocks[0].attn.infsa_settings.variant == "linear"
+
+
+def test_only_modules_have_a_plan():
+    with pytest.raises(TypeError, match=r"got str$"):
+        infsa.convert("timm:vit")
+
+
 def test_refused_layers_can_be_excluded():
     model = holds(nn.MultiheadAttention(8, 2), Mystery())
     assert list(converted_layers(infsa.convert(model, exclude="1"))) == ["0"]
@@ -134,24 +164,6 @@ def test_differential_attention_is_refused_by_name():
     model = VisionTransformer(**{**VIT, "embed_dim": 32}, attn_layer="diff")
     with pytest.raises(ValueError, match=r"blocks.0.attn, blocks.1.attn .*DiffAttention.*subtracts"):
         infsa.convert(model)
-
-
-def test_a_failing_conversion_changes_nothing(monkeypatch):
-    from infsa.convert.timm import FAMILY
-
-    model, _, _ = build("timm vit")
-    convert = type(FAMILY).convert
-
-    def fail(self, module, layer, settings):
-        if layer.name == "blocks.1.attn":
-            raise RuntimeError("stop")
-        convert(self, module, layer, settings)
-
-    monkeypatch.setattr(type(FAMILY), "convert", fail)
-    classes = [type(module) for module in model.modules()]
-    with pytest.raises(RuntimeError, match=r"stop"):
-        infsa.convert(model, inplace=True)
-    assert [type(module) for module in model.modules()] == classes
 
 
 def test_a_changed_weight_is_noticed(monkeypatch):

@@ -128,6 +128,18 @@ def test_dropout_on_the_weights_acts_in_training_only():
     assert torch.equal(layer(x, x, x)[0], layer(x, x, x)[0])
 
 
+@BOTH
+def test_hooks_on_projections_see_them(variant):
+    model, inputs, _ = build("timm vit")
+    seen = {}
+    for which, network in (("before", model), ("after", infsa.convert(model, variant))):
+        network.blocks[0].attn.qkv.register_forward_hook(lambda m, a, out, which=which: seen.update({which: out}))
+        plain = None if which == "before" else infsa.convert(model, variant)(*inputs)
+        output = network(*inputs)
+        assert plain is None or torch.allclose(plain, output)
+    torch.testing.assert_close(seen["before"], seen["after"])
+
+
 def test_hooks_and_shared_layers_stay():
     shared = nn.MultiheadAttention(16, 4, batch_first=True)
     model = nn.ModuleDict({"first": shared, "second": shared})

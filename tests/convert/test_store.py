@@ -41,6 +41,13 @@ def test_a_file_makes_its_model_again(tmp_path):
     assert torch.equal(into(x), model(x))
 
 
+def test_a_compiled_model_is_saved_as_the_one_inside(tmp_path):
+    model = infsa.convert(open_model(NAME, options=OPTIONS))
+    file = save_converted(torch.compile(model, backend="eager"), tmp_path / "model.safetensors", NAME, OPTIONS)
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(load_converted(file)(x), model(x))
+
+
 def test_loaded_surgery_cannot_be_undone(tmp_path):
     model = infsa.convert(open_model(NAME, options=OPTIONS), "linear", level="surgery")
     file = save_converted(model, tmp_path / "model.safetensors", NAME, OPTIONS)

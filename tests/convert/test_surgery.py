@@ -99,6 +99,32 @@ def test_folded_heads_cannot_die():
     assert all(row.unflatten(-1, (2, 8)).abs().amax(-1).min() > 0 for row in rows)
 
 
+@pytest.mark.parametrize("name", ["timm vit", "encoder", "timm gate"])
+def test_training_keeps_the_projections_tied(name):
+    """Every kind of call goes on using one projection for queries and keys."""
+    model, inputs, _ = build(name)
+    converted = infsa.convert(model, "linear", level="surgery", chunk_size=2)
+    optimizer = torch.optim.SGD(converted.parameters(), lr=0.3)
+    converted(*inputs).square().mean().backward()
+    optimizer.step()
+    layer = next(iter(converted_layers(converted).values()))
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    fused = layer.in_proj_weight if name == "encoder" else layer.qkv.weight
+    bias = layer.in_proj_bias if name == "encoder" else layer.qkv.bias
+    calls = [{"need_weights": False}, {}, {"is_causal": True, "need_weights": False}] if name == "encoder" else []
+    calls = calls or [{}, {"is_causal": True}]
+
+    def run():
+        return [layer(x, x, x, **call)[0] if name == "encoder" else layer(x, **call) for call in calls]
+
+    free = run()
+    with torch.no_grad():  # the key rows are a copy that nothing reads
+        fused[16:32], bias[16:32] = torch.nan, torch.nan
+    assert all(torch.equal(*pair) for pair in zip(free, run(), strict=True))
+    if name == "encoder":
+        torch.testing.assert_close(free[0], free[1])
+
+
 def test_meta_device_needs_no_numbers():
     model, _, _ = build("timm vit")
     assert converted_layers(infsa.convert(model.to("meta"), "linear", level="surgery"))

@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from .families import family_named
+from .families import Family, families, family_named
 from .plan import LayerPlan, Patterns, plan_conversion
+from .rollback import Snapshot
 from .settings import Settings
 from .surgery import can_unfold
 
@@ -28,7 +29,8 @@ def convert(
     """Replace the attention of a model by InfSA; every weight stays, under its name.
 
     The layers that change are those of :func:`infsa.plan_conversion`. If one of them cannot be converted exactly as
-    planned, nothing changes and the error names it; ``exclude`` keeps it as it is.
+    planned, nothing changes and the error names it; ``exclude`` keeps it as it is. Layers that are InfSA already stay
+    so: :func:`infsa.revert` them first to convert them otherwise.
 
     Args:
         model: any module, also a single attention layer.
@@ -48,24 +50,28 @@ def convert(
     """
     plan = plan_conversion(model, variant, include=include, exclude=exclude, **settings)
     plan.check()
-    target = model if inplace else copy.deepcopy(model)
-    before = {name: (tensor, tensor._version) for name, tensor in _tensors(model)}
     layers = plan.chosen()
+    changed = _changed(layers, plan.settings)
+    before = {name: (tensor, tensor._version) for name, tensor in _tensors(model)}
+    snapshot = Snapshot(model, [before[name][0] for name in changed & before.keys()]) if inplace else None
+    target = model if inplace else copy.deepcopy(model)
     try:
         for layer in layers:
             _convert_layer(target, layer, plan.settings)
-        for family, own in _by_family(layers).items():
-            family_named(family).finish(target, own, plan.settings)
-        _verify(before, target, layers, plan.settings)
-    except Exception:
-        with suppress(Exception):  # the first error is the one to show
-            _undo(target, converted_layers(target))
+        for family in families():
+            family.finish(target, _of(family, layers), plan.settings)
+        _verify(before, target, changed)
+    except BaseException:
+        if snapshot is not None:
+            snapshot.restore()
         raise
     return target
 
 
 def revert(model: Model) -> Model:
-    """Give a converted model its own attention back, in place; weights keep the values they have now.
+    """Give a converted model, or a part of one, its own attention back, in place.
+
+    Weights keep the values they have now; only projections that surgery folded become what they were before it.
 
     Example:
         >>> layer = infsa.convert(torch.nn.MultiheadAttention(64, 4))
@@ -99,24 +105,17 @@ def _convert_layer(model: nn.Module, layer: LayerPlan, settings: Settings) -> No
 
 
 def _undo(model: nn.Module, layers: dict[str, nn.Module]) -> None:
-    plans = [_plan_of(module) for module in layers.values()]
-    for family, own in _by_family(plans).items():
-        family_named(family).undo(model, own)
-    for module in layers.values():
-        layer = _plan_of(module)
-        family_named(layer.family).revert(module, layer, module.infsa_settings)  # type: ignore[arg-type]
+    plans = [replace(vars(module)["infsa_layer"], name=name) for name, module in layers.items()]
+    for family in families():
+        family.undo(model, _of(family, plans))
+    module: Any
+    for layer, module in zip(plans, layers.values(), strict=True):
+        family_named(layer.family).revert(module, layer, module.infsa_settings)
         del module.infsa_layer, module.infsa_settings
 
 
-def _plan_of(module: nn.Module) -> LayerPlan:
-    return module.infsa_layer  # type: ignore[return-value]
-
-
-def _by_family(layers: list[LayerPlan]) -> dict[str, list[LayerPlan]]:
-    grouped: dict[str, list[LayerPlan]] = {}
-    for layer in layers:
-        grouped.setdefault(layer.family, []).append(layer)
-    return grouped
+def _of(family: Family, layers: list[LayerPlan]) -> list[LayerPlan]:
+    return [layer for layer in layers if layer.family == family.name]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -124,20 +123,22 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _verify(
-    before: dict[str, tuple[Tensor, int]], model: nn.Module, layers: list[LayerPlan], settings: Settings
-) -> None:
-    """Refuse a conversion that lost or changed a tensor other than those it said it would."""
-    after = dict(_tensors(model))
-    allowed = {
+def _changed(layers: list[LayerPlan], settings: Settings) -> set[str]:
+    """The tensors whose values a conversion may change."""
+    return {
         f"{layer.name}.{name}".lstrip(".")
         for layer in layers
         for name in family_named(layer.family).changed(layer, settings)
     }
+
+
+def _verify(before: dict[str, tuple[Tensor, int]], model: nn.Module, changed: set[str]) -> None:
+    """Refuse a conversion that lost or changed a tensor other than those it said it would."""
+    after = dict(_tensors(model))
     for name, (tensor, version) in before.items():
         if name not in after:
             raise RuntimeError(f"conversion lost {name!r}: please report this")
-        if name not in allowed and not _same(tensor, version, after[name]):
+        if name not in changed and not _same(tensor, version, after[name]):
             raise RuntimeError(f"conversion changed {name!r}: please report this")
 
 

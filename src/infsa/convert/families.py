@@ -1,7 +1,6 @@
 """The adapters, one per foreign library, and what they must offer."""
 
 import importlib
-import importlib.util
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -47,7 +46,7 @@ class Family(ABC):
         return ()
 
     def finish(self, model: nn.Module, layers: "list[LayerPlan]", settings: "Settings") -> None:  # noqa: B027 (optional)
-        """Change what belongs to the whole model, once, after its layers were converted."""
+        """Change what belongs to the whole model, once, after all layers were converted; ``layers`` are its own."""
 
     def undo(self, model: nn.Module, layers: "list[LayerPlan]") -> None:  # noqa: B027 (optional)
         """Undo :meth:`finish`, once, before the layers are reverted."""
@@ -60,11 +59,8 @@ def families() -> list[Family]:
         >>> families()[0].name
         'torch'
     """
-    found = []
-    for library, module in ADAPTERS.items():
-        if library in sys.modules and importlib.util.find_spec(f"{__package__}.{module}"):
-            found.append(importlib.import_module(f"{__package__}.{module}").FAMILY)
-    return found
+    present = [module for library, module in ADAPTERS.items() if library in sys.modules]
+    return [importlib.import_module(f"{__package__}.{module}").FAMILY for module in present]
 
 
 def family_named(name: str) -> Family:
@@ -93,5 +89,14 @@ def looks_like_attention(module: nn.Module) -> bool:
         >>> looks_like_attention(torch.nn.Linear(2, 2))
         False
     """
-    parts = {*dict(module.named_children()), *dict(module.named_parameters(recurse=False))}
-    return bool(_NAME.search(type(module).__name__) or parts & _PARTS)
+    return bool(_NAME.search(type(module).__name__)) or has_parts(module)
+
+
+def has_parts(module: nn.Module) -> bool:
+    """Whether a module itself, not one inside it, has the projections of an attention layer.
+
+    Example:
+        >>> has_parts(torch.nn.MultiheadAttention(2, 1)), has_parts(torch.nn.TransformerEncoderLayer(2, 1))
+        (True, False)
+    """
+    return not _PARTS.isdisjoint({*dict(module.named_children()), *dict(module.named_parameters(recurse=False))})

@@ -5,23 +5,19 @@ A converted layer keeps its class and its code; the registry, asked in the middl
 InfSA.
 """
 
-import copy
-from collections.abc import Iterator
-from typing import Any
-
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..nn import Decay
-from .convert import converted_layers
-from .families import Family, looks_like_attention
+from .families import Family
 from .huggingface_attention import linear_forward, pure_forward
+from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
 from .huggingface_links import link_cache, link_padding, unlink
 from .huggingface_load import load_converted
 from .huggingface_masks import infsa_mask
 from .plan import LayerPlan, kind_of
 from .settings import Settings
+from .swap import new_decay
 
 __all__ = ["FAMILY", "HuggingFace", "infsa_mask", "linear_forward", "load_converted", "pure_forward"]
 
@@ -72,71 +68,26 @@ class HuggingFace(Family):
 
     def convert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
         """Give the layer its decay and, where it may continue a cache, the link to it."""
-        like = next(module.parameters())
-        decay = Decay(layer.heads, settings.gamma, settings.learn_gamma, device=like.device, dtype=like.dtype)
-        module.decay = decay.train(module.training)
+        module.decay = new_decay(module, layer.heads, settings)
         if "causal" in role_of(module):
             link_cache(module)
 
     def revert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
-        """Take both away."""
-        if hasattr(module, "decay"):
-            del module.decay
-        unlink(module)
+        """Take the decay away; :meth:`undo` took the links."""
+        del module.decay
 
     def finish(self, model: nn.Module, layers: list[LayerPlan], settings: Settings) -> None:
-        """Let the registry answer with InfSA for these layers, and for no others."""
-        converted: dict[str, Any] = {layer.name: model.get_submodule(layer.name) for layer in layers}
-        configs = {id(module.config): module.config for module in converted.values()}
-        partial = False
-        for config in configs.values():
-            own = [module for module in converted.values() if module.config is config]
-            rest = any(module.config is config for module in _other_layers(model))
-            _answer(own, config, f"infsa_{settings.variant}", rest)
-            config.infsa = {"settings": settings.as_dict(), "partial": rest}
-            partial = partial or rest
-        for name, module in converted.items():
-            if role_of(module) == "causal cross":
-                link_padding(model, name)
-        root = getattr(model, "config", None)
-        if isinstance(root, PretrainedConfig):
-            root.infsa = {"settings": settings.as_dict(), "partial": partial, "layers": list(converted_layers(model))}
+        """Let the registry answer with InfSA for these layers, and tell cross-attention about its decoder."""
+        ask_for_infsa(model)
+        for layer in layers:
+            if role_of(model.get_submodule(layer.name)) == "causal cross":
+                link_padding(model, layer.name)
 
     def undo(self, model: nn.Module, layers: list[LayerPlan]) -> None:
         """Let the registry answer as it did."""
-        module: Any
+        forget_infsa(model)
         for module in model.modules():
-            if hasattr(module, "infsa_config"):
-                previous = module.infsa_config
-                if isinstance(previous, PretrainedConfig):
-                    module.config = previous
-                else:
-                    module.config._attn_implementation_internal = previous
-                del module.infsa_config
-            config = getattr(module, "config", None)
-            if isinstance(config, PretrainedConfig):
-                config.__dict__.pop("infsa", None)
             unlink(module)
-
-
-def _answer(layers: list[Any], config: Any, implementation: str, shared: bool) -> None:
-    """Point layers to an implementation; a configuration that other layers share is copied for them first."""
-    previous = config._attn_implementation
-    if shared and previous not in (None, "eager", "sdpa"):
-        raise ValueError(f"layers that keep their attention need 'eager' or 'sdpa' masks, got {previous!r}")
-    chosen = copy.copy(config) if shared else config
-    chosen._attn_implementation_internal = implementation
-    for module in layers:
-        module.infsa_config = config if shared else previous
-        module.config = chosen
-
-
-def _other_layers(model: nn.Module) -> Iterator[Any]:
-    """The attention layers with a configuration that are not converted, nor contain one that is."""
-    for module in model.modules():
-        known = hasattr(module, "config") and looks_like_attention(module)
-        if known and not any(hasattr(part, "infsa_layer") for part in module.modules()):
-            yield module
 
 
 FAMILY = HuggingFace()

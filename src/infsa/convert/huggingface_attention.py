@@ -10,9 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+try:  # transformers has no public way to ask
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:
+    _active_collector = None
+
 from ..ops import linear_attention, linear_weights, pure_attention, pure_weights
 from .huggingface_causal import pure_causal, pure_causal_cross, refuse_gradient, unlinked
 from .huggingface_layers import name_of, role_of
+from .huggingface_links import unpadded
 from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, says_padding
 from .masks import key_mask_only, padding_of
 from .settings import Settings, Variant
@@ -40,6 +46,7 @@ def pure_forward(
         >>> AutoModel.from_config(config, attn_implementation="infsa_pure")
     """
     name, settings = name_of(module), settings_of(module, "pure")
+    output_attentions = output_attentions or weights_are_collected()
     role = role_of(module, is_causal)
     _refuse(name, options)
     query, key, value = _scaled(query, scaling), _shared(key, query), _shared(value, query)
@@ -49,11 +56,9 @@ def pure_forward(
     if role == "causal":
         z, weights = pure_causal(query, key, value, mask, options.get("infsa_cache"), name, **common)
     elif role == "causal cross":
-        if "infsa_cache" not in options:
-            raise ValueError(
-                f"{name}: cross-attention of a decoder needs to know its padding: use infsa.convert(model)"
-            )
-        links = options["infsa_cache"], options.get("infsa_padding")
+        if not options.keys() >= {"infsa_cache", "infsa_padding"}:
+            raise ValueError(unpadded(name))
+        links = options["infsa_cache"], options["infsa_padding"]
         z, weights = pure_causal_cross(query, key, value, mask, *links, name, **common)
     else:
         if role == "self" and query.shape[2] != key.shape[2]:
@@ -90,6 +95,7 @@ def linear_forward(
         >>> AutoModel.from_config(config, attn_implementation="infsa_linear")
     """
     name, settings = name_of(module), settings_of(module, "linear")
+    output_attentions = output_attentions or weights_are_collected()
     role = role_of(module, is_causal)
     _refuse(name, options)
     if role == "causal cross":
@@ -154,6 +160,17 @@ def _all_queries(query: Tensor, cache: Any, name: str) -> Tensor:
     return cache.extend("queries", query)
 
 
+def weights_are_collected() -> bool:
+    """Whether the model around a call collects the weights of its layers: not all hand ``output_attentions`` down.
+
+    Example:
+        >>> weights_are_collected()
+        False
+    """
+    collected = _active_collector.get() if _active_collector is not None else None
+    return collected is not None and any("attentions" in key for key in collected)
+
+
 def settings_of(module: Any, variant: Variant) -> Settings:
     """The settings of a layer: those it was converted with, those its configuration was saved with, or the defaults.
 
@@ -163,10 +180,11 @@ def settings_of(module: Any, variant: Variant) -> Settings:
     """
     settings = getattr(module, "infsa_settings", None)
     if settings is None:
-        saved = getattr(module.config, "infsa", None) or {"settings": {"variant": variant}}
-        if saved.get("partial") or saved["settings"].get("learn_gamma"):
-            raise ValueError(f"{name_of(module)}: saved with some layers converted or γ learned: use load_converted")
-        settings = _settings(tuple(saved["settings"].items()))
+        saved = getattr(module.config, "infsa", None) or {"layers": {"": {"variant": variant}}, "partial": False}
+        ways = {tuple(fields.items()) for fields in saved["layers"].values()}
+        if saved["partial"] or len(ways) > 1 or ("learn_gamma", True) in min(ways):
+            raise ValueError(f"{name_of(module)}: saved with layers converted apart or γ learned: use load_converted")
+        settings = _settings(min(ways))
     if settings.variant != variant:
         raise ValueError(f"{name_of(module)}: converted as {settings.variant!r}, called as {variant!r}")
     return settings

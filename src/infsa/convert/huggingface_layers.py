@@ -61,6 +61,8 @@ CLASSES: dict[str, Traits] = {
     "SiglipAttention": Traits(),
     "Dinov2Attention": Traits(),
     "Dinov2SelfAttention": Traits(),
+    "Dinov2WithRegistersAttention": Traits(),
+    "Dinov2WithRegistersSelfAttention": Traits(),
     "BertSelfAttention": Traits(),
     "BertCrossAttention": Traits(_causal_cross),
     "RobertaSelfAttention": Traits(),

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .huggingface_cache import series_of
-from .huggingface_layers import name_of
+from .huggingface_layers import name_of, role_of
 from .huggingface_masks import four_dimensions, real_rows
 
 
@@ -29,16 +29,19 @@ def link_padding(model: nn.Module, name: str) -> None:
     """Let calls of a decoder's cross-attention carry the padding of the decoder, which their own mask does not hold.
 
     The decoder layer knows it; for GPT-2, whose layer hands nothing on, the cross-attention is given the mask itself.
+    The layer also makes sure that the cache can carry sums before its self-attention, converted or not, fills it.
 
     Example:
         >>> link_padding(model, "decoder.layers.0.encoder_attn")
     """
+    cross: Any = model.get_submodule(name)
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         layer = model.get_submodule(".".join(parts[:length]))
         if isinstance(layer, GradientCheckpointingLayer):
-            place = [*inspect.signature(type(layer).forward).parameters].index("attention_mask") - 1
-            layer.register_forward_pre_hook(functools.partial(_carry_padding, place), with_kwargs=True)
+            names = [*inspect.signature(type(layer).forward).parameters][1:]
+            link = functools.partial(_carry_padding, names, cross.layer_idx, name)
+            layer.register_forward_pre_hook(link, with_kwargs=True)
             return
 
 
@@ -52,17 +55,26 @@ def unlink(module: nn.Module) -> None:
 
 def _carry_cache(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
     name, cache = name_of(module), options.get("past_key_values")
-    options = {**options, "infsa_cache": None if cache is None else series_of(cache, module.layer_idx, name)}
+    options = {**options}
     if "encoder_attention_mask" in options:
         mask = four_dimensions(options.get("attention_mask"), name)
         options["infsa_padding"] = real_rows(mask, arguments[0].shape[1])
+    if role_of(module) == "causal cross" and "infsa_padding" not in options:
+        raise ValueError(unpadded(name))
+    options["infsa_cache"] = None if cache is None else series_of(cache, module.layer_idx, name)
     return arguments, options
 
 
+def unpadded(name: str) -> str:
+    """The error of a decoder's cross-attention that is not told which of its rows are padding."""
+    return f"{name}: cross-attention of a decoder needs to know its padding: use infsa.convert on the whole model"
+
+
 def _carry_padding(
-    place: int, layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    names: list[str], index: int, cross: str, layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    mask = arguments[place] if place < len(arguments) else options.get("attention_mask")
-    mask = four_dimensions(mask, type(layer).__name__)
-    tokens = (arguments[0] if arguments else options["hidden_states"]).shape[1]
-    return arguments, {**options, "infsa_padding": real_rows(mask, tokens)}
+    given = {**dict(zip(names, arguments, strict=False)), **options}
+    if given.get("past_key_values") is not None:
+        series_of(given["past_key_values"], index, cross)
+    mask = four_dimensions(given.get("attention_mask"), cross)
+    return arguments, {**options, "infsa_padding": real_rows(mask, given["hidden_states"].shape[1])}

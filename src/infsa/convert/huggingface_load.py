@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from .convert import convert
+from .settings import Settings
 
 
 def load_converted(model_class: Any, folder: str | Path, **options: Any) -> nn.Module:
@@ -25,19 +27,39 @@ def load_converted(model_class: Any, folder: str | Path, **options: Any) -> nn.M
     """
     model = model_class.from_pretrained(folder, **options)
     saved = getattr(model.config, "infsa", None)
-    if saved is None or "layers" not in saved:
+    if saved is None:
         raise ValueError(f"{folder} holds no converted model: its configuration has no entry 'infsa'")
-    if saved["settings"]["learn_gamma"]:
-        return _load_with_decay(type(model), folder, saved, options)
-    return convert(model, include=saved["layers"], inplace=True, **saved["settings"])
+    if any(settings["learn_gamma"] for settings in saved["layers"].values()):
+        return _load_with_decay(type(model), folder, saved["layers"], options)
+    return _convert(model, saved["layers"])
 
 
-def _load_with_decay(model_class: Any, folder: str | Path, saved: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+def _convert(model: nn.Module, layers: dict[str, dict[str, Any]]) -> nn.Module:
+    """Convert layers as noted; a model saved with a head around it may be loaded without, so prefixes may differ."""
+    groups: dict[Settings, list[str]] = {}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):  # what the file says must not outlive infsa.revert
+            vars(module.config).pop("infsa", None)
+    names = {name for name, _ in model.named_modules() if name}
+    for noted, settings in layers.items():
+        inside = (name for name in names if name.endswith(f".{noted}") or noted.endswith(f".{name}"))
+        found = [noted] if noted in names else list(inside)
+        if not found:
+            raise ValueError(f"the layer {noted} was converted, and this {type(model).__name__} has none of that name")
+        groups.setdefault(Settings(**settings), []).extend(found)
+    for chosen, own in groups.items():
+        convert(model, include=own, inplace=True, **chosen.as_dict())
+    return model
+
+
+def _load_with_decay(
+    model_class: Any, folder: str | Path, layers: dict[str, dict[str, Any]], options: dict[str, Any]
+) -> nn.Module:
     """Convert before the weights are filled in: only then does the library find a place for the learned γ."""
 
     def build(self: Any, config: Any, *arguments: Any, **keywords: Any) -> None:
         model_class.__init__(self, config, *arguments, **keywords)
-        convert(self, include=saved["layers"], inplace=True, **saved["settings"])
+        _convert(self, layers)
 
     members = {"__init__": build, "__module__": model_class.__module__}
     loader: Any = type(model_class.__name__, (model_class,), members)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .families import Family, families, looks_like_attention
+from .families import Family, families, has_parts, looks_like_attention
 from .settings import Settings
 
 Action = Literal["convert", "keep", "refuse", "done"]
@@ -54,13 +54,17 @@ class LayerPlan:
     biases: str = "none"
     lost: tuple[str, ...] = ()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        families()  # a converted model that is unpickled in a new process finds its adapter in place
+
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values, for JSON."""
         return {**asdict(self), "lost": list(self.lost)}
 
     def refused(self, reason: str) -> "LayerPlan":
-        """The same layer, refused."""
-        return replace(self, action="refuse", reason=reason)
+        """The same layer, refused: it loses nothing."""
+        return replace(self, action="refuse", reason=reason, lost=())
 
 
 @dataclass(frozen=True)
@@ -83,15 +87,14 @@ class ConversionPlan:
 
     def check(self) -> None:
         """Raise unless the plan can be executed: no layer refused, at least one to convert."""
-        refused: dict[tuple[str, str], list[str]] = {}
-        for layer in self.chosen("refuse"):
-            refused.setdefault((layer.kind, layer.reason), []).append(layer.name or "the model")
+        refused = _grouped((f"({layer.kind}): {layer.reason}", layer) for layer in self.chosen("refuse"))
         if refused:
-            named = "; ".join(f"{_names(names)} ({kind}): {reason}" for (kind, reason), names in refused.items())
+            named = "; ".join(f"{names} {reason}" for reason, names in refused.items())
             raise ValueError(f"cannot convert {named}; exclude such layers to keep them as they are")
         if not self.chosen():
-            found = ", ".join(f"{layer.name} ({layer.action}: {layer.reason})" for layer in self.layers)
-            raise ValueError(f"nothing to convert: the attention layers found are {found or 'none'}")
+            found = _grouped((f"({layer.action}: {layer.reason})", layer) for layer in self.layers)
+            named = "; ".join(f"{names} {reason}" for reason, names in found.items())
+            raise ValueError(f"nothing to convert: the attention layers found are {named or 'none'}")
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON."""
@@ -103,11 +106,12 @@ class ConversionPlan:
 
     def notes(self) -> list[str]:
         """Why layers are kept or refused and what is lost, each said once with the layers it holds for."""
-        said: dict[str, list[str]] = {}
-        for layer in self.layers:
-            for note in (*([f"{layer.action}: {layer.reason}"] if layer.reason else []), *layer.lost):
-                said.setdefault(note, []).append(layer.name or "the model")
-        return [f"{_names(names)}: {note}" for note, names in said.items()]
+        said = _grouped(
+            (note, layer)
+            for layer in self.layers
+            for note in (*([f"{layer.action}: {layer.reason}"] if layer.reason else []), *layer.lost)
+        )
+        return [f"{names}: {note}" for note, names in said.items()]
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -117,6 +121,14 @@ class ConversionPlan:
         lines = [dict(zip(widths, widths, strict=True)), *rows]
         table = ["  ".join(line[column].ljust(width) for column, width in widths.items()).rstrip() for line in lines]
         return "\n".join([*table, *self.notes()])
+
+
+def _grouped(notes: Iterable[tuple[str, LayerPlan]]) -> dict[str, str]:
+    """Each note once, with the layers it holds for."""
+    said: dict[str, list[str]] = {}
+    for note, layer in notes:
+        said.setdefault(note, []).append(layer.name or "the model")
+    return {note: _names(names) for note, names in said.items()}
 
 
 def _names(names: list[str]) -> str:
@@ -172,6 +184,8 @@ def plan_conversion(
         >>> model = torchvision.models.vit_b_16()
         >>> print(infsa.plan_conversion(model, "linear", exclude="encoder.layers.encoder_layer_0.*"))
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     wanted = Settings(variant, **settings)
     layers = [*_find(model, wanted)]
     include, exclude = _patterns(include), _patterns(exclude)
@@ -194,9 +208,9 @@ def _select(layer: LayerPlan, include: Iterable[str] | None, exclude: Iterable[s
         return layer
     for pattern in exclude or ():
         if fnmatchcase(layer.name, pattern):
-            return replace(layer, action="keep", reason=f"excluded by {pattern!r}")
+            return replace(layer, action="keep", reason=f"excluded by {pattern!r}", lost=())
     if include is not None and not any(fnmatchcase(layer.name, pattern) for pattern in include):
-        return replace(layer, action="keep", reason="not included")
+        return replace(layer, action="keep", reason="not included", lost=())
     return layer
 
 
@@ -214,7 +228,7 @@ def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
         elif looks_like_attention(module):
             unknown[name] = module
     for name, module in unknown.items():
-        if not any(_inside(other, name) for other in (*known, *unknown) if other != name):
+        if has_parts(module) or not any(_inside(other, name) for other in (*known, *unknown) if other != name):
             known[name] = LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return sorted(known.values(), key=lambda layer: order[layer.name])
@@ -229,7 +243,8 @@ def _recognise(
 ) -> LayerPlan | None:
     done = getattr(module, "infsa_layer", None)
     if isinstance(done, LayerPlan):
-        return replace(done, name=name, action="done", reason="converted before")
+        variant = module.infsa_settings.variant  # type: ignore[union-attr]
+        return replace(done, name=name, action="done", reason=f"{variant} InfSA already; infsa.revert undoes it")
     for family in adapters:
         layer = family.recognise(name, module, settings, model)
         if layer is not None:

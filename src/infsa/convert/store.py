@@ -104,6 +104,7 @@ def save_converted(model: nn.Module, path: str | Path, source: str = "", options
     Example:
         >>> save_converted(infsa.convert(model), "deit-pure.safetensors", "timm:deit_tiny_patch16_224")
     """
+    model = getattr(model, "_orig_mod", model)  # behind torch.compile
     layers = {name: module.infsa_settings.as_dict() for name, module in converted_layers(model).items()}  # type: ignore
     if not layers:
         raise ValueError(f"no layer of this {type(model).__name__} was converted")

@@ -11,6 +11,7 @@ from .masks import key_mask_only, padding_of
 from .plan import LayerPlan
 from .settings import Settings
 
+SHARED_NORM = "masks other than padding and causal ones limit who attends to whom, but not the norm, which all share"
 ONE_NORM = "parts that a window shift brings together do not attend to each other, but share the norm of their window"
 
 
@@ -95,10 +96,20 @@ class Swapped(nn.Module):
 
 def swap_class(module: Any, new: type[Swapped], heads: int, settings: Settings) -> None:
     """Turn a module into its InfSA class and give it a decay."""
-    like = next(module.parameters())
+    module.decay = new_decay(module, heads, settings)
     module.__class__ = new
-    module.decay = Decay(heads, settings.gamma, settings.learn_gamma, device=like.device, dtype=like.dtype)
-    module.decay.train(module.training)
+
+
+def new_decay(module: nn.Module, heads: int, settings: Settings) -> Decay:
+    """The decay of a layer, where its parameters are and of their type.
+
+    Example:
+        >>> new_decay(layer, 4, Settings(gamma=0.9))()
+        0.9
+    """
+    like = next((p for p in module.parameters() if p.is_floating_point()), None)
+    place = {} if like is None else {"device": like.device, "dtype": like.dtype}
+    return Decay(heads, settings.gamma, settings.learn_gamma, **place).train(module.training)  # type: ignore[arg-type]
 
 
 def restore_class(module: Any) -> None:

@@ -8,7 +8,7 @@ from .families import Family
 from .plan import LayerPlan, kind_of
 from .settings import Settings
 from .surgery import fold_rows, folding_note, unfold_rows
-from .swap import ONE_NORM, restore_class, swap_class
+from .swap import ONE_NORM, SHARED_NORM, restore_class, swap_class
 from .timm_layers import CLASSES, Attention, WindowAttentionV2
 
 TIMM_PADDING = "zero padding of incomplete windows takes part, as with softmax: timm adds it outside the layer"
@@ -116,6 +116,8 @@ def _biases(module: Any, projection: str) -> list[str]:
 def _lost(module: Any, settings: Settings, masks: str) -> tuple[str, ...]:
     lost = [ONE_NORM, TIMM_PADDING] if masks == "window shift" else []
     dropout = getattr(getattr(module, "attn_drop", None), "p", 0.0)
+    if settings.variant == "pure" and "attn_mask" in masks:
+        lost.append(SHARED_NORM)
     if settings.variant == "linear":
         if dropout:
             lost.append(f"dropout {dropout} on the weights: Linear-InfSA has one weight vector per head")

@@ -39,22 +39,20 @@ class TimmLayer(Swapped):
     k_norm: Any
 
     def _fused(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v of the fused projection, which may be an adapter: (B, H, N, d) each."""
-        if type(self.qkv) is nn.Linear:
-            qkv = F.linear(x, *self._projection())
+        """q, k, v of the fused projection, which may be an adapter: (B, H, N, d) each; after surgery k is q."""
+        bias = self._bias()
+        if bias is not None and type(self.qkv) is nn.Linear:
+            qkv = F.linear(x, self.qkv.weight, bias)
         else:
-            qkv = self.qkv(x) if self._bias() is None else self.qkv(x) + self._bias()
-        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+            qkv = self.qkv(x) if bias is None else self.qkv(x) + bias
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        return q, q if self.infsa_settings.level == "surgery" else k, v
 
     def _bias(self) -> Tensor | None:
         """The bias of the projection where a layer keeps it in parts."""
         if getattr(self, "q_bias", None) is None:
             return None
         return torch.cat((self.q_bias, self.k_bias, self.v_bias))  # type: ignore[arg-type]
-
-    def _projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the fused projection."""
-        return self.qkv.weight, self.qkv.bias if self._bias() is None else self._bias()
 
     def _output(self, z: Tensor, x: Tensor) -> Tensor:
         """What follows the joined heads z (B, N, A): norm, gate, projection, dropout."""
@@ -68,7 +66,7 @@ class TimmLayer(Swapped):
 class Attention(TimmLayer, TimmAttention):
     """``timm.layers.Attention`` as InfSA: ViT, DeiT, DINOv2, SigLIP, CLIP; qk-norm, scale-norm and gate stay.
 
-    Linear-InfSA pools tokens before it projects them, unless a gate or an adapter stands in the way.
+    Linear-InfSA pools tokens before it projects them, unless a gate, an adapter or a hook stands in the way.
 
     Example:
         >>> infsa.convert(timm.layers.Attention(64, 4), "linear")(torch.randn(2, 10, 64)).shape
@@ -80,7 +78,8 @@ class Attention(TimmLayer, TimmAttention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend: x (B, N, D) -> (B, N, D)."""
-        plain = getattr(self, "gate", None) is None and type(self.qkv) is nn.Linear
+        hooked = self.qkv._forward_hooks or self.qkv._forward_pre_hooks
+        plain = getattr(self, "gate", None) is None and type(self.qkv) is nn.Linear and not hooked
         if self.infsa_settings.variant == "linear" and plain and not is_causal:
             return self._pool_first(x, self.token_mask(x, attn_mask))
         q, k, v = self._fused(x)

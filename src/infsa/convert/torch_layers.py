@@ -10,6 +10,7 @@ from ..nn import MultiheadAttention
 from ..nn.infsa import merge_heads, project_pooled, scale_heads
 from ..ops import projected_pool
 from ..ops.masking import forbids_future
+from .masks import padding_of
 from .plan import LayerPlan
 from .settings import Settings
 
@@ -106,6 +107,30 @@ class SwappedMultiheadAttention(MultiheadAttention):
         )
         return output.narrow(along, keys, queries), None if weights is None else weights[..., keys:, :keys]
 
+    def _pure(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        masks: dict[str, Any],
+        key_bias: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """In self-attention, tokens that the mask hides from every query are padding."""
+        real = masks["key_mask"]
+        if attn_mask is not None and masks["query_mask"] is real:
+            seen = padding_of(attn_mask, key.shape[0], key.shape[1])
+            real = seen if real is None else seen & real
+            masks = {"key_mask": real, "query_mask": real}
+        return super()._pure(query, key, value, masks, key_bias, attn_mask, is_causal, need_weights)
+
+    def _projection(self, part: int) -> tuple[Tensor, Tensor | None]:
+        """After surgery the keys are the queries."""
+        tied = part == 1 and self.infsa_settings.level == "surgery"
+        return super()._projection(0 if tied else part)
+
     def _linear(
         self,
         query: Tensor,
@@ -155,6 +180,9 @@ class SwappedDecoderLayer(nn.TransformerDecoderLayer):
         memory_is_causal: bool = False,
     ) -> Tensor:
         """Decode as torch does."""
+        if not any(isinstance(part, SwappedMultiheadAttention) for part in self.multihead_attn.modules()):
+            masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+            return super().forward(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
         causal = tgt_is_causal or (tgt_mask is not None and _forbids_future(tgt_mask))
 
         def self_attention(x: Tensor) -> Tensor:

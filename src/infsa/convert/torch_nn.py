@@ -4,12 +4,13 @@ from typing import Any
 
 from torch import nn
 
-from ..nn import Decay, LinearInfSA, MultiheadAttention, PureInfSA
+from ..nn import LinearInfSA, MultiheadAttention, PureInfSA
 from ..nn.peers.base import Attention as PeerAttention
 from .families import Family
 from .plan import LayerPlan, kind_of
 from .settings import Settings
 from .surgery import fold_rows, folding_note, unfold_rows
+from .swap import SHARED_NORM, new_decay
 from .torch_layers import SwappedDecoderLayer, SwappedMultiheadAttention
 
 SELF_ATTENTION = {"TransformerEncoderLayer", "EncoderBlock"}  # blocks whose attention has one source only
@@ -64,10 +65,7 @@ class TorchNN(Family):
             setattr(module, option, getattr(settings, option))
         if settings.variant == "linear":
             module.dropout = 0.0
-        like = next(module.parameters())
-        module.decay = Decay(
-            module.num_heads, settings.gamma, settings.learn_gamma, device=like.device, dtype=like.dtype
-        ).train(module.training)
+        module.decay = new_decay(module, module.num_heads, settings)
 
     def revert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
         """Change the class back."""
@@ -126,6 +124,8 @@ def _lost(name: str, module: nn.MultiheadAttention, settings: Settings, inside: 
         lost.append(folding_note(module.in_proj_weight, module.in_proj_bias, module.num_heads))
     cross = _is_cross(name) and inside in ("TransformerDecoderLayer", "SwappedDecoderLayer")
     if settings.variant == "pure":
+        if inside != "EncoderBlock":
+            lost.append(SHARED_NORM)
         if inside not in (*SELF_ATTENTION, "TransformerDecoderLayer", "SwappedDecoderLayer"):
             lost.append("queries of a call share a norm: cross-attention of causal queries needs query_causal=True")
         return lost

@@ -79,12 +79,9 @@ class WindowAttentionV2(WindowAttention, ShiftedWindowAttentionV2):
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """The key has no bias; φ(q·k/√d) follows, so √d is taken into the scale."""
-        bias = self.qkv.bias
-        if bias is not None:
-            query, key, value = bias.chunk(3)
-            bias = torch.cat((query, torch.zeros_like(key), value))
-        qkv = F.linear(x, self.qkv.weight, bias)
-        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = super()._project(x)
+        if self.qkv.bias is not None:
+            k = k - self.qkv.bias.chunk(3)[1].view(self.num_heads, 1, -1)
         scale = self.logit_scale.clamp(max=math.log(100.0)).exp() * math.sqrt(q.shape[-1])
         return (F.normalize(q, dim=-1) * scale).type_as(v), F.normalize(k, dim=-1).type_as(v), v
 

@@ -49,9 +49,11 @@ class Adapter:
         if plan.label_epochs and not self.labelled:
             raise ValueError(f"label_epochs={plan.label_epochs} needs labels, and {plan.data} has none")
         self.device = next(converted.parameters()).device
+        self.classes = len(self.train_set.classes)
         self.order = Order(len(self.train_set), plan.batch_size, plan.seed)
         self.feed = Feed(plan.recipe("logits"), self.train_set, val_set, original, self.order, self.device)
         self.history: list[dict[str, Any]] = []  # one entry per stage
+        self.wanted: Tensor | None = None  # the original's answers to the validation images
         self.seconds = 0.0
         self.step = 0
         original.eval()
@@ -149,7 +151,7 @@ class Adapter:
             calls = self._original_calls(images)
             with self._precision():
                 return torch.stack([layer_loss(layer, calls[name]) for name, layer in self.layers.items()]).mean()
-        targets = smoothed(labels, len(self.train_set.classes), self.plan.label_smoothing)
+        targets = smoothed(labels, self.classes, self.plan.label_smoothing)
         if self.plan.mixup or self.plan.cutmix:
             mix: dict[str, Any] = {"mixup": self.plan.mixup, "cutmix": self.plan.cutmix, "prob": 0.8}
             images, targets = mix_pairs(images, targets, key=(self.plan.seed, self.step), **mix)
@@ -160,21 +162,30 @@ class Adapter:
                 wanted = class_logits(teacher(images))
             return logit_loss(class_logits(student(images)), wanted, self.plan.temperature)
 
-    @torch.no_grad()
     def _measure(self, name: str, model: nn.Module) -> None:
         """Agreement with the original on validation images, and accuracy if they have labels."""
-        model.eval()
-        right, same = torch.zeros(2, dtype=torch.int64, device=self.device).unbind()
-        count = 0
-        for batch in self.feed.val:
-            images, labels = batch[0].to(self.device), batch[1].to(self.device)
-            with self._precision():
-                given, wanted = (class_logits(m(images)).argmax(-1) for m in (model, self.original))
-            right, same, count = right + (given == labels).sum(), same + (given == wanted).sum(), count + len(labels)
-        row: dict[str, Any] = {"stage": name, "step": self.step, "agreement": float(same / count)}
-        row |= {"top1": float(right / count) if self.labelled else None, "seconds": self.seconds, "images": count}
+        given, labels = self._answers(model)
+        if self.wanted is None:
+            self.wanted = given if model is self.original else self._answers(self.original)[0]
+        same, right = ((given == other).double().mean().item() for other in (self.wanted, labels))
+        row: dict[str, Any] = {"stage": name, "step": self.step, "agreement": same}
+        row |= {"top1": right if self.labelled else None, "seconds": self.seconds, "images": len(labels)}
         self.history.append(row)
         self._tell({"kind": "val", **row})
+
+    @torch.no_grad()
+    def _answers(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """The class that a model gives each validation image, and the label."""
+        model.eval()
+        given, labels = [], []
+        for batch in self.feed.val:
+            with self._precision():
+                logits = class_logits(model(batch[0].to(self.device)))
+            if self.plan.label_epochs and logits.shape[1] != self.classes:
+                raise ValueError(f"label_epochs needs a model with {self.classes} classes, got {logits.shape[1]}")
+            given.append(logits.argmax(-1))
+            labels.append(batch[1].to(self.device))
+        return torch.cat(given), torch.cat(labels)
 
     def _save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint; between stages there is no optimiser to keep."""

@@ -39,7 +39,11 @@ def class_logits(output: Any) -> Tensor:
     Example:
         >>> class_logits(model(images)).shape
     """
-    return output if isinstance(output, Tensor) else output.logits
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if found is None or found.dim() != 2:
+        got = type(output).__name__ if found is None else f"logits of shape {tuple(found.shape)}"
+        raise ValueError(f"the model must be a classifier of images, with logits (B, classes), got {got}")
+    return found
 
 
 @contextmanager

@@ -38,6 +38,11 @@ def _dinov2():
     return hf.Dinov2ForImageClassification(hf.Dinov2Config(**IMAGE, num_labels=5, layerscale_value=0.5))
 
 
+def _dinov2_registers():
+    config = hf.Dinov2WithRegistersConfig(**IMAGE, num_labels=5, layerscale_value=0.5, num_register_tokens=2)
+    return hf.Dinov2WithRegistersForImageClassification(config)
+
+
 def _bert():
     return hf.BertForMaskedLM(hf.BertConfig(**TEXT, max_position_embeddings=32))
 
@@ -114,6 +119,7 @@ BUILDERS = {
     "clip": _clip,
     "siglip": _siglip,
     "dinov2": _dinov2,
+    "dinov2_registers": _dinov2_registers,
     "bert": _bert,
     "bert_decoder": _bert_decoder,
     "bert_cross": lambda: _bert_decoder(cross=True),
@@ -179,7 +185,7 @@ def inputs(name, model, rows=2, tokens=7, padded=True, seed=1):
             mask[0, :, 16:] = 0
             call |= {"pixel_mask": mask}
         return call
-    if name in ("vit", "deit", "beit", "beit_shared", "dinov2"):
+    if name in ("vit", "deit", "beit", "beit_shared", "dinov2", "dinov2_registers"):
         return {"pixel_values": real(rows, 3, 16, 16)}
     tokens = 6 if name == "siglip" else tokens
     ids = torch.randint(3, 39, (rows, tokens), generator=generator)

@@ -82,6 +82,29 @@ def test_weights_on_request_are_those_of_the_output(name):
     torch.testing.assert_close(joined(model.get_submodule(first), 0.7 * matrix @ v), calls[first][2])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_not_left_out(name):
+    """Wherever the original answers a request for weights, the converted model does, in the same shapes."""
+    original = build(name)
+    original.set_attn_implementation("eager")
+    call = inputs(name, original)
+    with torch.no_grad():
+        found, wanted = (shapes(model(**call, output_attentions=True)) for model in (infsa.convert(original), original))
+    assert found == wanted
+    assert wanted
+
+
+def shapes(result):
+    """The shapes of all weights in an answer, also of the models inside."""
+    found = {}
+    for key, value in result.items():
+        if "attentions" in key:
+            found[key] = [tuple(part.shape) for part in value]
+        elif hasattr(value, "items"):
+            found[key] = shapes(value)
+    return found
+
+
 def test_linear_weights_on_request():
     model = converted("bert", "linear")
     call = inputs("bert", model)

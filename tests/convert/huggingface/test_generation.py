@@ -132,7 +132,8 @@ def test_the_state_is_forgotten_by_a_reset(state):
 
 def test_the_sums_are_one_per_layer_row_and_head(state):
     model, _, _, _, cache = state
-    name = "queries" if model.config.infsa["settings"]["variant"] == "linear" else "squares"
+    ways = {settings["variant"] for settings in model.config.infsa["layers"].values()}
+    name = "queries" if ways == {"linear"} else "squares"
     for layer in cache.layers:
         assert layer.series[name].shape[:2] == (2, 4)
         assert layer.last(name).shape[:2] == (2, 4)
