@@ -103,7 +103,7 @@ def test_a_damaged_tile_is_skipped_and_named(tmp_path, monkeypatch, capsys):
 
 def test_a_killed_job_goes_on_to_the_same_bits(image, tmp_path, monkeypatch, capsys):
     state = tmp_path / "job.state"
-    options = ["--tile", "24", "--strategy", "recompute", "--state", str(state)]
+    options = ["--tile", "48", "--strategy", "recompute", "--state", str(state)]
     command = [sys.executable, "-c", "from infsa.cli import main; main()", "stream", str(image), *options]
     process = subprocess.Popen([*command, "--save-every", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not (state.exists() and read_tensors(state)[1]["step"] >= 6):
@@ -114,5 +114,5 @@ def test_a_killed_job_goes_on_to_the_same_bits(image, tmp_path, monkeypatch, cap
     code, out, _ = run(monkeypatch, capsys, "stream", str(image), *options, "--json")
     assert code == 0
     assert not state.exists()
-    whole = expected(image, tile=24, strategy="recompute").logits[0].tolist()
+    whole = expected(image, tile=48, strategy="recompute").logits[0].tolist()
     assert json.loads(out)["logits"] == whole

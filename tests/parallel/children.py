@@ -50,6 +50,8 @@ def lose_a_rank(out, attention, moment):
     if rank == 1:
         if moment == "forward":
             model.blocks[1].register_forward_pre_hook(_die)
+        elif moment == "raises":
+            model.blocks[1].register_forward_pre_hook(_raise)
         elif moment == "backward":
             model.blocks[1].register_full_backward_pre_hook(_die)
         else:
@@ -62,6 +64,10 @@ def lose_a_rank(out, attention, moment):
         told.write_text("nothing happened")
     except parallel.PeerError as error:
         told.write_text(str(error))
+
+
+def _raise(*_):
+    raise KeyError("a mistake in the code of one rank")
 
 
 def _die(*_):

@@ -114,4 +114,5 @@ def refusals():
     layer = parallel.shard_layers(infsa.nn.LinearInfSA(8, 2, chunk_size=4), None)
     refused(ValueError, "is_causal", lambda: layer(torch.randn(1, 4, 8), is_causal=True))
     q, k, v = heads()
+    refused(ValueError, "at most the 46 query", lambda: parallel.linear_attention(q, k, v, group=None, queries=47))
     refused(ValueError, "tokens must count", lambda: parallel.pure_attention(q, k, v, group=None, tokens=[23]))

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -133,6 +134,21 @@ def layers_of_ones_own():
         assert_near(result.detach(), expected.detach()[:, own])
         for p, gradient in zip(module.parameters(), gradients, strict=True):
             assert_near(p.grad * dist.get_world_size(), gradient, 1e-11)
+
+
+@check(4)
+def two_models_on_two_groups():
+    """Ranks 0 and 1 share one image, 2 and 3 another; both models of a process run in turn."""
+    mine = dist.get_rank() // 2
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    images = torch.randn(2, 1, 3, 40, 24, dtype=torch.float64)[mine]
+    for attention in ("infsa_linear", "infsa_pure"):
+        alone, model = small(attention), parallel.shard_model(small(attention), groups[mine])
+        with torch.no_grad():
+            logits = model(images[:, :, parallel.strip_of(40, 8, groups[mine])])
+            assert_near(logits, alone(images), 1e-11)
+    with pytest.raises(ValueError, match="holds this rank"):
+        parallel.shard_model(small(), groups[1 - mine])
 
 
 @check(2)

@@ -89,6 +89,18 @@ def dead_graph():
     assert not q.grad.any()
 
 
+@check(2, 4)
+def views_without_gradients():
+    """Transposed memory, as projections give it, under no_grad; more than one batch item and head."""
+    tokens = torch.randn(2, 23, 3, 2, 4, dtype=torch.float64)
+    whole, own = tokens.permute(2, 0, 3, 1, 4).unbind(), own_share(23)
+    parts = [x[:, :, own] for x in whole]
+    with torch.no_grad():
+        pure, linear = parallel.pure_attention(*parts, group=None), parallel.linear_attention(*parts, group=None)
+    assert_near(pure, infsa.pure_attention(*whole)[:, :, own])
+    assert_near(linear, infsa.linear_attention(*whole))
+
+
 @check(2)
 def half_precision():
     """At most twice the error of one process in the same type, against float64."""

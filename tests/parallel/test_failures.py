@@ -11,12 +11,12 @@ from tests.train.helpers import together
 
 @pytest.mark.parametrize(
     ("attention", "moment"),
-    [("infsa_linear", "forward"), ("infsa_pure", "forward"), ("infsa_pure", "backward"), ("infsa_linear", "absent")],
+    [("infsa_linear", "forward"), ("infsa_linear", "raises"), ("infsa_pure", "backward"), ("infsa_linear", "absent")],
 )
 def test_a_lost_rank_is_one_line(attention, moment, tmp_path):
     world = 3
     codes = together(world, children.lose_a_rank, str(tmp_path), attention, moment, console=tmp_path / "console")
-    assert codes == [0, 0 if moment == "absent" else -9, 0]
+    assert codes == [0, {"absent": 0, "raises": 1}.get(moment, -9), 0]
     for rank in (0, 2):
         told = (tmp_path / f"{rank}.txt").read_text()
         assert re.match(rf"rank {rank} of {world}: .* failed, a rank has ended or did not arrive in time: ", told), told

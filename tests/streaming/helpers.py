@@ -30,12 +30,12 @@ VARIANTS = {
 
 
 def small(dtype=torch.float64, seed=0, **options):
-    """A model with weights large enough that every part of it matters."""
+    """A model with weights large enough that every part of it matters; the same ones, rounded, in every type."""
     torch.manual_seed(seed)
-    model = InfViT(**{**SMALL, **options}).to(dtype).eval()
+    model = InfViT(**{**SMALL, **options}).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    return model
+    return model.to(dtype)
 
 
 def picture(height=101, width=77, dtype=torch.float64, seed=1):

@@ -6,6 +6,7 @@ import torch
 
 import infsa
 from infsa.streaming import Source
+from infsa.streaming.source import Colours
 
 from .helpers import picture, relative, small
 
@@ -83,12 +84,38 @@ def test_a_truncated_tiff_names_what_is_missing(options, tmp_path):
     _, data, offset, length = write_damaged(path, **options)
     path.write_bytes(data[: offset + length // 2])
     model = small(depth=1)
-    with pytest.raises(ValueError, match=r"cut.tif: tile .*of the file is cut off") as caught:
+    with pytest.raises(ValueError, match=r"cut.tif: tile .*file is cut off") as caught:
         infsa.stream(model, path, tile=32)
     assert "\n" not in str(caught.value)
     result = infsa.stream(model, path, tile=32, on_error="skip")
     assert result.skipped
     assert result.skipped[-1].tile.pixels == (96, 96, 128, 128)
+
+
+def test_what_is_left_of_a_truncated_strip_is_read(tmp_path):
+    """All pixels in one strip, as they are: only the last rows are missing."""
+    path = tmp_path / "cut.tif"
+    array, data, offset, length = write_damaged(path)
+    path.write_bytes(data[: offset + length // 2])
+    model, real = small(depth=1), torch.ones(1, 16, 16, dtype=torch.bool)
+    real[:, 8:] = False
+    with torch.no_grad():
+        expected = model(Colours(model)(array), patch_mask=real)
+    assert relative(infsa.stream(model, path, tile=32, on_error="skip").logits, expected) < 1e-10
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_damaged_chunks_are_named(version, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    path = tmp_path / "damaged.zarr"
+    zarr.create_array(str(path), shape=(64, 64, 3), chunks=(32, 32, 3), dtype="u1", zarr_format=version)[:] = 7
+    chunk = path / ("1.0.0" if version == 2 else "c/1/0/0")
+    chunk.write_bytes(chunk.read_bytes()[:5])
+    model = small(depth=1)
+    with pytest.raises(ValueError, match=r"damaged.zarr: tile 2 \(pixels 32:64, 0:32\): ") as caught:
+        infsa.stream(model, path, tile=32)
+    assert "\n" not in str(caught.value)
+    assert [bad.tile.number for bad in infsa.stream(model, path, tile=32, on_error="skip").skipped] == [2]
 
 
 def test_damaged_data_is_named(tmp_path):
@@ -128,6 +155,7 @@ def test_a_truncated_jpeg(tmp_path):
         ({"map": True, "layer": 3}, r"layer must lie in \[-3, 3\), got 3"),
         ({"map": True, "head": 4}, r"head must lie in \[0, 4\), got 4"),
         ({"state": "x", "save_every": -1}, "save_every"),
+        ({"state": "."}, r"\. is a folder"),
     ],
 )
 def test_wrong_arguments_are_one_line(options, message):

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from infsa.streaming import stream_backward
 
 from .helpers import VARIANTS, picture, relative, small
+from .test_errors import BAD, Damaged
 
 EXACT = 1e-10
 
@@ -83,5 +84,9 @@ def test_what_cannot_be_done_is_refused():
         stream_backward(small(global_pool="max"), picture(), loss)
     with pytest.raises(ValueError, match="scalar"):
         stream_backward(small(), picture(), lambda logits: logits[0], tile=32)
+    with pytest.raises(TypeError, match="scalar tensor, got float"):
+        stream_backward(small(), picture(), lambda logits: logits.sum().item(), tile=32)
+    with pytest.raises(ValueError, match=r"tile 1 \(pixels 0:24, 24:48\): unreadable$"):
+        stream_backward(small(), Damaged(picture(), BAD), loss, tile=24)
     with pytest.raises(ValueError, match="dropout"):
         stream_backward(small(drop_rate=0.1).train(), picture(), loss)

@@ -58,6 +58,22 @@ def test_an_existing_zarr_is_left_alone(tmp_path):
         infsa.stream(small(), picture(), map=tmp_path / "map.zarr")
 
 
+def test_an_image_is_never_overwritten(tmp_path):
+    """Neither by the map nor by the overview beside it, nor any other picture that is not an overview."""
+    tifffile = pytest.importorskip("tifffile")
+    array, model = np.zeros((16, 16, 3), np.uint8), small(depth=1)
+    tifffile.imwrite(tmp_path / "image.tif", array, photometric="rgb")
+    Image.fromarray(array).save(tmp_path / "photo.png")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"image.tif is the image itself"):
+        infsa.stream(model, tmp_path / "image.tif", map=tmp_path / "image.tif")
+    with pytest.raises(FileExistsError, match=r"photo.png exists already"):
+        infsa.stream(model, array, map=tmp_path / "photo.tif")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for _ in range(2):
+        infsa.stream(model, array, map=tmp_path / "map.tif")  # the second replaces the first
+
+
 def test_overview_is_the_mean_of_its_squares():
     values = np.random.default_rng(0).random((1500, 2100), np.float32)
     overview = Overview(values.shape)

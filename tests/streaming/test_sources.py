@@ -121,6 +121,15 @@ def test_exif_orientation_is_applied(tmp_path):
     assert np.array_equal(source.read(0, 0, 150, 101), np.rot90(array, -1))
 
 
+def test_floating_zarr_with_a_batch_axis_is_not_loaded_whole(tmp_path):
+    values = np.random.default_rng(0).standard_normal((1, 3, 40, 50))
+    stored = zarr.create_array(str(tmp_path / "x.zarr"), shape=values.shape, chunks=(1, 3, 16, 16), dtype="f8")
+    stored[:] = values
+    source = open_source(tmp_path / "x.zarr")
+    assert not isinstance(source.tensor, np.ndarray)
+    assert np.array_equal(source.read(7, 3, 31, 50), values[0, :, 7:31, 3:50])
+
+
 def test_levels_of_a_pyramid(tmp_path):
     array = pixels()
     for name in ("pyramid.tiff", "image.ome.zarr"):
@@ -158,6 +167,17 @@ def test_grey_and_transparent_pixels(channels):
     assert relative(infsa.stream(model, array, tile=32).logits, infsa.stream(model, made[0], tile=32).logits) < 1e-10
 
 
+def test_opacity_that_is_multiplied_in_already(tmp_path):
+    """Associated alpha: the colours are multiplied with the opacity, so white is only added."""
+    model, array = small(depth=1), pixels(4)
+    solid = (array[..., :3].astype(int) * array[..., 3:] / 255).round()
+    write_tiff(tmp_path / "premultiplied.tif", np.concatenate([solid, array[..., 3:]], -1).astype(np.uint8),
+               extrasamples=["ASSOCALPHA"])  # fmt: skip
+    write_tiff(tmp_path / "plain.tif", array)
+    found, expected = (infsa.stream(model, tmp_path / name).logits for name in ("premultiplied.tif", "plain.tif"))
+    assert relative(found, expected) < 0.01
+
+
 def test_white_is_zero_images_are_inverted(tmp_path):
     array = pixels(0)
     write_tiff(tmp_path / "inverted.tif", array, photometric="miniswhite", tile=(32, 32))
@@ -184,10 +204,15 @@ def refusals(folder):
     (folder / "text.tif").write_text("hello")
     (folder / "text.svs").write_text("hello")
     (folder / "nothing.png").write_bytes(b"")
+    (folder / "image.bmp").write_bytes(b"BM")  # the library that pyvips brings along cannot read it
     (folder / "folder").mkdir()
     np.savez(folder / "many.npz", array)
     write_tiff(folder / "stack.tif", np.stack([array[..., 0]] * 3), photometric="minisblack")
     write_tiff(folder / "float.tif", array[..., 0].astype(np.float32))
+    write_tiff(folder / "12-bit.tif", array[..., 0].astype(np.uint16), bitspersample=12)
+    Image.fromarray(array).convert("P").save(folder / "palette.tif")
+    group = zarr.open_group(str(folder / "lost.zarr"), mode="w")
+    group.attrs["ome"] = {"multiscales": [{"datasets": [{"path": "0"}]}]}
     return {
         np.zeros((0, 5, 3), np.uint8).tobytes: "got builtin_function_or_method",
         folder / "empty.npy": "has no pixels: 0 × 150",
@@ -202,6 +227,10 @@ def refusals(folder):
         folder / "missing.tif": "no such file",
         folder / "stack.tif": "streaming takes one image",
         folder / "float.tif": "pixels must be uint8 or uint16, got float32",
+        folder / "12-bit.tif": "12 bits per value; known: 8 and 16",
+        folder / "palette.tif": "colours of kind PALETTE; known: grey and RGB",
+        folder / "lost.zarr": "no OME-Zarr image that can be read: '0'",
+        folder / "image.bmp": "unknown kind of image",
     }
 
 

@@ -67,6 +67,7 @@ def test_a_state_of_something_else_is_refused(tmp_path):
     for other, image, options in (
         (small(seed=1), x, {}),
         (model, x[:, :64], {}),
+        (model, x.flip(2), {}),
         (model, x, {"tile": 24}),
         (model, x, {"on_error": "skip"}),
     ):
@@ -81,3 +82,21 @@ def test_nothing_is_saved_before_its_time(tmp_path):
     with pytest.raises(Stopped):
         infsa.stream(small(), picture(), tile=32, state=tmp_path / "s", save_every=1e6, progress=stop_after(9))
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("name", ["image.npy", "image.zarr"])
+def test_a_state_of_an_image_of_the_same_size_is_refused(name, tmp_path):
+    """The files differ in nothing but their pixels."""
+    from .test_sources import WRITERS, pixels, write_zarr
+
+    write = {**WRITERS, "image.zarr": write_zarr}[name]
+    (tmp_path / "other").mkdir()
+    write(tmp_path / name, pixels())
+    write(tmp_path / "other" / name, 255 - pixels())
+    options = {"tile": 32, "state": tmp_path / "s", "save_every": 0}
+    with pytest.raises(Stopped):
+        infsa.stream(small(), tmp_path / name, progress=stop_after(5), **options)
+    with pytest.raises(ValueError, match="belongs to another image"):
+        infsa.stream(small(), tmp_path / "other" / name, **options)
+    moved = (tmp_path / name).rename(tmp_path / f"moved-{name}")
+    assert torch.equal(infsa.stream(small(), moved, **options).logits, infsa.stream(small(), moved, tile=32).logits)

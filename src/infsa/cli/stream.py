@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .options import chosen_device
+from .options import at_least, chosen_device
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
@@ -27,30 +27,67 @@ def _check_memory(memory: str | None) -> None:
         parse_bytes(memory)
 
 
+def _one_of(*names: str) -> Any:
+    def check(value: str) -> None:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}, got {value!r}")
+
+    return checked(check)
+
+
+def _check_share(share: float | None) -> None:
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"must lie in (0, 1], got {share!r}")
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not seconds >= 0:
+        raise ValueError(f"must be 0 or more, got {seconds!r}")
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is not None:
+        check_seed(seed)
+
+
 def stream(
     image: Annotated[Path, typer.Argument(help="A .npy, JPEG, PNG, TIFF, whole-slide or Zarr image.")],
     model: Annotated[
         str, typer.Option("--model", "-m", help=".safetensors file, saved folder or shipped model; Linear InfSA.")
     ] = "infvit_linear_tiny",
-    tile: Annotated[int, typer.Option(help="Side of the tiles in pixels; the result does not depend on it.")] = 1024,
+    tile: Annotated[
+        int, typer.Option(help="Side of the tiles in pixels; the result does not depend on it.", callback=at_least(1))
+    ] = 1024,
     memory: Annotated[
         str | None,
         typer.Option(help="All that the process may hold, such as 2GiB.", callback=checked(_check_memory)),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="auto, recompute or spill.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="auto, recompute or spill.", callback=_one_of("auto", "recompute", "spill"))
+    ] = "auto",
     scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
-    level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.")] = 0,
-    on_error: Annotated[str, typer.Option(help="raise, or skip to mask tiles out that cannot be read.")] = "raise",
+    level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.", callback=at_least(0))] = 0,
+    on_error: Annotated[
+        str,
+        typer.Option(help="raise, or skip to mask tiles out that cannot be read.", callback=_one_of("raise", "skip")),
+    ] = "raise",
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Write the attention map here: .tif or .zarr, with a .png beside it.")
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
     state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
-    save_every: Annotated[float, typer.Option(help="Least seconds between two savings of --state.")] = 30.0,
-    estimate: Annotated[
-        float | None, typer.Option(help="Only estimate, from this share of the tiles at random, with an interval.")
+    save_every: Annotated[
+        float | None,
+        typer.Option(help="Least seconds between two savings of --state; 30.", callback=checked(_check_seconds)),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --estimate.", callback=checked(check_seed))] = 0,
+    estimate: Annotated[
+        float | None,
+        typer.Option(
+            help="Only estimate, from this share of the tiles at random, with an interval.",
+            callback=checked(_check_share),
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of --estimate; 0.", callback=checked(_check_seed))] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -63,6 +100,10 @@ def stream(
     """
     from ..evaluate.subjects import load_model
 
+    if seed is not None and estimate is None:
+        raise typer.BadParameter("--seed goes with --estimate")
+    if save_every is not None and state is None:
+        raise typer.BadParameter("--save-every goes with --state")
     loaded = load_model(model, chosen_device(device))
     loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
     console = Console(quiet=as_json, stderr=True)
@@ -73,10 +114,19 @@ def stream(
                 raise typer.BadParameter(f"--estimate does not go with {name}")
         if strategy != "auto" or on_error != "raise":
             raise typer.BadParameter("--estimate does not go with --strategy or --on-error")
-        record = _estimate(loaded, image, console, tile, memory, level, estimate, seed)
+        record = _estimate(loaded, image, console, tile, memory, level, estimate, seed or 0)
     else:
-        options = {"tile": tile, "memory": memory, "strategy": strategy, "scratch": scratch, "level": level,
-                   "on_error": on_error, "state": state, "save_every": save_every}  # fmt: skip
+        options: dict[str, Any] = {
+            "tile": tile,
+            "memory": memory,
+            "strategy": strategy,
+            "scratch": scratch,
+            "level": level,
+            "on_error": on_error,
+            "state": state,
+        }
+        if save_every is not None:
+            options["save_every"] = save_every
         record = _stream(loaded, image, console, map_file, code, options)
     if as_json:
         typer.echo(json.dumps({"image": str(image), "model": model, **record}, indent=1))
@@ -88,7 +138,10 @@ def _stream(
     model: "InfViT", image: Path, console: Console, map_file: Path | None, code: Path | None, options: dict[str, Any]
 ) -> dict[str, Any]:
     from ..streaming import stream as run
+    from ..streaming.maps import check_place
 
+    if code is not None:
+        check_place(code, str(image))
     began = time.perf_counter()
     with _bar(console) as report:
         result = run(model, image, map=map_file or False, progress=report, **options)

@@ -299,6 +299,12 @@ class LinearInfSA(nn.Module):
 
     def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
+        values, groups = self._pooled_values(x, key_mask, is_causal)
+        rows = merge_heads(scale_heads(values, self.decay()))
+        return project_out(rows, self.extra, self.proj), groups
+
+    def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+        """Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
         pooled = self._pool(
@@ -312,9 +318,7 @@ class LinearInfSA(nn.Module):
             eps=self.eps,
             impl=self.impl,
         )
-        values = project_values(pooled, self.v, self.num_heads)
-        rows = merge_heads(scale_heads(values, self.decay()))
-        return project_out(rows, self.extra, self.proj), pooled.groups
+        return project_values(pooled, self.v, self.num_heads), pooled.groups
 
     def _pool(self, x: Tensor, **options: Any) -> Pooled:
         """Pool x (B, N, D), on a GPU from the projections' weights where they are plain and nobody listens to them."""

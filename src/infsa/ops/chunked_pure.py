@@ -163,8 +163,21 @@ def inverse_norm(norm: Tensor, eps: float) -> Tensor:
 
 def diffuse(matrix: EdgeMatrix, v: Tensor, prefix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Ẑ = Â v and the norm F that divided each row: (B, H, Nq, dv), (B, H, Nq)."""
-    sums = matrix.q.new_zeros(*matrix.q.shape[:3], v.shape[-1], dtype=matrix.dtype)
-    row_squares = sums.new_zeros(sums.shape[:3], dtype=torch.float64)  # float32 would overflow from |R| = 1e19
+    sums, row_squares = no_sums(matrix.q, v)
+    add_sums(matrix, v, sums, row_squares)
+    norm = norm_of(_scope_sum(row_squares, prefix), matrix.dtype)
+    sums *= inverse_norm(norm, eps).unsqueeze(-1)
+    return sums, norm
+
+
+def no_sums(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """R v and the squared row norms of a matrix without columns: (B, H, Nq, dv), (B, H, Nq)."""
+    sums = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=accumulation_dtype(q.dtype))
+    return sums, sums.new_zeros(sums.shape[:3], dtype=torch.float64)  # float32 would overflow from |R| = 1e19
+
+
+def add_sums(matrix: EdgeMatrix, v: Tensor, sums: Tensor, row_squares: Tensor) -> None:
+    """Add R v and the squared row norms, in place."""
     for tile in matrix.tiles():
         edges = matrix.edges(tile)
         row_squares[tile.of_rows] += torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
@@ -172,10 +185,12 @@ def diffuse(matrix: EdgeMatrix, v: Tensor, prefix: Tensor, eps: float) -> tuple[
         if kept is not None:
             edges *= kept
         sums[tile.of_rows] += edges @ v[tile.of_columns].to(matrix.dtype)
-    norm = _scope_sum(row_squares, prefix).sqrt().to(matrix.dtype)
-    norm = torch.where(norm < torch.finfo(norm.dtype).tiny, 0, norm)  # its inverse would be infinite
-    sums *= inverse_norm(norm, eps).unsqueeze(-1)
-    return sums, norm
+
+
+def norm_of(squares: Tensor, dtype: torch.dtype) -> Tensor:
+    """F from F² in float64."""
+    norm = squares.sqrt().to(dtype)
+    return torch.where(norm < torch.finfo(dtype).tiny, 0, norm)  # its inverse would be infinite
 
 
 def diffuse_back(matrix: EdgeMatrix, x: Tensor, norm: Tensor, eps: float) -> Tensor:
@@ -198,14 +213,31 @@ def gradients(
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the gradient of an additive mask (empty if not wanted), in the accumulation dtype."""
-    inverse = inverse_norm(norm, eps)
-    grad = grad.to(matrix.dtype)
-    shared = (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)  # c_i / (s_i F_i)
+    grad, shared = share_gradient(grad.to(matrix.dtype), z, norm, eps)
     weight = _scope_sum(shared, prefix, reverse=True).to(matrix.dtype).unsqueeze(-1)
-    grad = grad * inverse.unsqueeze(-1)
     dq, dk, dv = (x.new_zeros(x.shape, dtype=matrix.dtype) for x in (matrix.q, matrix.k, v))
     mask = matrix.attn_mask if mask_needs_grad else None
     dmask = grad.new_zeros(0 if mask is None else mask.shape)
+    add_gradients(matrix, v, grad, weight, (dq, dk, dv), None if mask is None else dmask)
+    return dq, dk, dv, dmask
+
+
+def share_gradient(grad: Tensor, z: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """G_i / s_i, and what row i hands to the norm, c_i / (s_i F_i): (B, H, Nq, dv), (B, H, Nq)."""
+    inverse = inverse_norm(norm, eps)
+    return grad * inverse.unsqueeze(-1), (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)
+
+
+def add_gradients(
+    matrix: EdgeMatrix,
+    v: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    totals: tuple[Tensor, Tensor, Tensor],
+    dmask: Tensor | None = None,
+) -> None:
+    """Add to dQ, dK, dV and to the gradient of an additive mask, in place; ``grad`` is G / s, ``weight`` w."""
+    dq, dk, dv = totals
     for tile in matrix.tiles():
         edges, slope = matrix.edges_and_slope(tile)
         grad_rows = grad[tile.of_rows]
@@ -219,7 +251,6 @@ def gradients(
         dv[tile.of_columns] += edges.mT @ grad_rows
         dq[tile.of_rows] += grad_scores @ matrix.keys(tile) / math.sqrt(matrix.q.shape[-1])
         dk[tile.of_columns] += grad_scores.mT @ matrix.queries(tile)
-        if mask is not None:
+        if dmask is not None:
             part = _part(dmask, tile)
             part += grad_scores.sum_to_size(part.shape)
-    return dq, dk, dv, dmask

@@ -71,8 +71,8 @@ class LinearState:
     ) -> "LinearState":
         """The state of no tokens; ``dtype`` is raised to the accumulation dtype."""
         dtype = accumulation_dtype(dtype)
-        sums = torch.zeros(2, batch, heads, groups, dtype=dtype, device=device)
-        return cls(sums[0], sums[1], torch.zeros(batch, heads, groups, width, dtype=dtype, device=device))
+        shape = (batch, heads, groups)
+        return cls(*(torch.zeros(*shape, *more, dtype=dtype, device=device) for more in ((), (), (width,))))
 
     def update(self, weights: Tensor, values: Tensor) -> "LinearState":
         """Add tokens: weights (B, H, N) or (B, H, m, N), values (B, H, N, width) or (B, 1, N, width)."""

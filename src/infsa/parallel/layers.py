@@ -8,11 +8,10 @@ from ..nn.infsa import (
     merge_heads,
     project_out,
     project_values,
-    scale_heads,
     zero_padding,
 )
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
-from ..ops import Pooled, spread
+from ..ops import Pooled
 from .linear import central_pool
 from .ranks import Group, Ranks
 from .ring import pure_attention
@@ -29,11 +28,30 @@ class ShardedLinearInfSA(LinearInfSA):
 
     ranks: Ranks
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attend: x (B, N, D) -> (B, N, D), N this rank's tokens, which may be none."""
+    def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+        """Σ a_j v_j over the tokens of all ranks, each of which projects what it pooled before it sends it."""
         if is_causal:
             raise ValueError("is_causal=True is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
-        return _linear(self, self.ranks, x, key_mask)
+        x = zero_padding(x, key_mask)
+        q, k = self._project(x)
+        pooled = central_pool(
+            q,
+            k,
+            x.unsqueeze(1),
+            group=self.ranks,
+            activation=self.activation,
+            key_mask=key_mask,
+            iterations=self.iterations,
+            queries=self.queries,
+            eps=self.eps,
+            project=lambda mean: self._project_pooled(mean, mean.new_zeros(mean.shape[:3])),
+        )
+        bias = self._project_pooled(x.new_zeros(*pooled.mass.shape, x.shape[2]), pooled.mass)
+        return pooled.mean.to(bias.dtype) + bias, pooled.groups
+
+    def _project_pooled(self, mean: Tensor, mass: Tensor) -> Tensor:
+        """mean W_Vᵀ + mass b_V, head by head."""
+        return project_values(Pooled(mean, mass, None), self.v, self.num_heads)
 
 
 class ShardedPureInfSA(PureInfSA):
@@ -59,7 +77,7 @@ class ShardedPureInfSA(PureInfSA):
         return _pure(self, self.ranks, x, key_mask, None, is_causal)
 
 
-class ShardedLinearAttention(LinearInfSAAttention):
+class ShardedLinearAttention(ShardedLinearInfSA, LinearInfSAAttention):  # type: ignore[misc]
     """The mechanism ``infsa_linear`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`.
 
     Example:
@@ -70,7 +88,7 @@ class ShardedLinearAttention(LinearInfSAAttention):
 
     def forward(self, x: Tensor, grid: Strips, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attend: x (B, N, D) -> (B, N, D), N = the tokens of this rank's strip."""
-        return _linear(self, self.ranks, x, key_mask)
+        return ShardedLinearInfSA.forward(self, x, key_mask)
 
 
 class ShardedPureAttention(PureInfSAAttention):
@@ -126,34 +144,6 @@ def shard_each(layers: list[nn.Module], ranks: Ranks) -> None:
     for layer in layers:
         layer.ranks = ranks  # type: ignore[assignment]
         layer.__class__ = SHARDED[type(layer)]  # as torch's fully_shard does: hooks, names and parameters stay
-
-
-def _linear(layer: LinearInfSA, ranks: Ranks, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    x = zero_padding(x, key_mask)
-    q, k = layer._project(x)
-    pooled = central_pool(
-        q,
-        k,
-        x.unsqueeze(1),
-        group=ranks,
-        activation=layer.activation,
-        key_mask=key_mask,
-        iterations=layer.iterations,
-        queries=layer.queries,
-        eps=layer.eps,
-        project=lambda mean: _project_values(layer, mean, mean.new_zeros(mean.shape[:3])),
-    )
-    bias = _project_values(layer, x.new_zeros(*pooled.mass.shape, x.shape[2]), pooled.mass)
-    values = pooled.mean.to(bias.dtype) + bias
-    rows = project_out(merge_heads(scale_heads(values, layer.decay())), layer.extra, layer.proj)
-    if pooled.groups is None:
-        return rows.expand(-1, x.shape[1], -1)
-    return spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
-
-
-def _project_values(layer: LinearInfSA, mean: Tensor, mass: Tensor) -> Tensor:
-    """mean W_Vᵀ + mass b_V, head by head."""
-    return project_values(Pooled(mean, mass, None), layer.v, layer.num_heads)
 
 
 def _pure(

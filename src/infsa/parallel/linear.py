@@ -62,9 +62,7 @@ def central_pool(
     values = zero_masked(values, key_mask)
 
     blocks = _blocks(ranks, q, query_mask, queries) if queries > 1 else None
-    q, k, values = (_filled(x) for x in (q, k, values))
-    groups = None if blocks is None else nn.functional.pad(blocks, (0, q.shape[2] - blocks.shape[1]))
-    total, vectors = ranks.add(*library.linear_energy_sums(q, groups, queries))
+    total, vectors = ranks.add(*library.linear_energy_sums(q, blocks, queries))
     central = _mean(vectors, total, eps)
     for _ in range(iterations - 1):
         total, _, vectors = ranks.add(*library.linear_score_sums(central, k, q, activation))
@@ -129,12 +127,15 @@ def check_shards(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
 
 
 def _filled(x: Tensor) -> Tensor:
-    """One zero token in place of none: it has no energy and no score."""
+    """One token in place of none."""
     return nn.functional.pad(x, (0, 0, 0, 1)) if x.dim() == 4 and x.shape[2] == 0 else x
 
 
 def _blocks(ranks: Ranks, q: Tensor, query_mask: Tensor | None, count: int) -> Tensor:
     """Block ⌊i·m/N⌋ of each of this rank's queries, (B, N); i and N count the real tokens of all ranks."""
+    tokens = sum(found for (found,) in ranks.exchange([q.shape[2]]))
+    if count > tokens:
+        raise ValueError(f"queries must be at most the {tokens} query tokens of all ranks, got {count}")
     real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if query_mask is None else query_mask
     counts = ranks.gather(real.sum(-1))  # (P, B)
     before, total = counts[: ranks.rank].sum(0), counts.sum(0).clamp_min(1)

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.chunked_pure import EdgeMatrix, Tile, inverse_norm
+from ..ops.chunked_pure import (
+    EdgeMatrix,
+    add_gradients,
+    add_sums,
+    inverse_norm,
+    no_sums,
+    norm_of,
+    share_gradient,
+)
 from ..ops.masking import resolve_token_masks, zero_masked
 from ..ops.validate import (
     accumulation_dtype,
@@ -109,44 +117,31 @@ class Ring:
         Example:
             >>> z, norm = ring.diffuse(q, k, v)
         """
-        dtype = accumulation_dtype(q.dtype)
-        sums = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=dtype)
-        row_squares = sums.new_zeros(sums.shape[:3], dtype=torch.float64)
+        sums, row_squares = no_sums(q, v)
         for source, k_block, v_block in self._blocks(k, v):
-            for matrix, tile in self._tiles(source, q, k_block):
-                edges = matrix.edges(tile)
-                row_squares[tile.of_rows] += torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
-                sums[tile.of_rows] += edges @ v_block[tile.of_columns].to(dtype)
-        norm = self._scope_sum(row_squares).sqrt().to(dtype)
-        norm = torch.where(norm < torch.finfo(dtype).tiny, 0, norm)  # its inverse would be infinite
+            if (matrix := self._matrix(source, q, k_block)) is not None:
+                add_sums(matrix, v_block, sums, row_squares)
+        norm = norm_of(self._scope_sum(row_squares), sums.dtype)
         return sums * inverse_norm(norm, self.eps).unsqueeze(-1), norm
 
     def gradients(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, z: Tensor, norm: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dQ, dK, dV of this rank's tokens; the formulas are those of ``ops/chunked_pure.py``.
+        """dQ, dK, dV of this rank's tokens.
 
         Example:
             >>> dq, dk, dv = ring.gradients(grad, q, k, v, *ring.diffuse(q, k, v))
         """
         dtype = accumulation_dtype(q.dtype)
-        inverse = inverse_norm(norm, self.eps)
-        shared = (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)  # c_i / (s_i F_i)
+        grad, shared = share_gradient(grad.to(dtype), z, norm, self.eps)
         weight = self._scope_sum(shared.double(), reverse=True).to(dtype).expand(shared.shape).unsqueeze(-1)
-        grad = grad.to(dtype) * inverse.unsqueeze(-1)
         dq = q.new_zeros(q.shape, dtype=dtype)
         moving: Shift | None = None  # brings what the ranks before this one added to the gradients of a block
         came: list[Tensor] = []
         for source, k_block, v_block in self._blocks(k, v):
             dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (k_block, v_block))
-            for matrix, tile in self._tiles(source, q, k_block):
-                edges, slope = matrix.edges_and_slope(tile)
-                grad_rows = grad[tile.of_rows]
-                grad_edges = grad_rows @ v_block[tile.of_columns].to(dtype).mT
-                grad_scores = grad_edges.addcmul_(edges, weight[tile.of_rows], value=-1).mul_(slope)
-                dv[tile.of_columns] += edges.mT @ grad_rows
-                dq[tile.of_rows] += grad_scores @ matrix.keys(tile) / math.sqrt(q.shape[-1])
-                dk[tile.of_columns] += grad_scores.mT @ matrix.queries(tile)
+            if (matrix := self._matrix(source, q, k_block)) is not None:
+                add_gradients(matrix, v_block, grad, weight, (dq, dk, dv))
             if moving is not None:
                 moving.wait()
                 dk, dv = dk.add_(came[0]), dv.add_(came[1])
@@ -175,14 +170,12 @@ class Ring:
         tokens = self.tokens[source % self.ranks.size]
         return [x.new_empty(*x.shape[:2], tokens, x.shape[3]) for x in like]
 
-    def _tiles(self, source: int, q: Tensor, k: Tensor) -> Iterator[tuple[EdgeMatrix, Tile]]:
-        """R between this rank's queries and the keys of another, tile by tile."""
+    def _matrix(self, source: int, q: Tensor, k: Tensor) -> EdgeMatrix | None:
+        """R between this rank's queries and the keys of another; None where it is empty."""
         if q.shape[2] == 0 or k.shape[2] == 0 or (self.is_causal and source > self.ranks.rank):
-            return
+            return None
         diagonal = self.is_causal and source == self.ranks.rank
-        matrix = EdgeMatrix(q, k, None, None, None, self.activation, diagonal)
-        for tile in matrix.tiles():
-            yield matrix, tile
+        return EdgeMatrix(q, k, None, None, None, self.activation, diagonal)
 
     def _scope_sum(self, per_row: Tensor, reverse: bool = False) -> Tensor:
         """Sum (B, H, N) over the rows of all ranks, (B, H, 1); if causal, up to (from, if reverse) each row."""

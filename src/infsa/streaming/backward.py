@@ -230,6 +230,8 @@ class Gradients:
         with torch.enable_grad():
             logits, _ = self.network.classify(self._prefix(self.network.depth), self.rows, pooled)
             value = loss(logits)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"loss must return a scalar tensor, got {type(value).__name__}")
         if value.dim() or not value.requires_grad:
             raise ValueError(f"loss must return a scalar that depends on the logits, got shape {tuple(value.shape)}")
         found = self.pull([value], [torch.ones_like(value)], [*self.rows, *pooled.values()])

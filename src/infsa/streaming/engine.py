@@ -54,7 +54,7 @@ class Engine:
         feed: the image.
         order: numbers of the tiles to visit.
         spill: where tokens stay between passes; None computes them again each time.
-        on_error: ``"raise"`` or ``"skip"`` tiles that cannot be read.
+        on_error: ``"skip"`` tiles that cannot be read; otherwise raise, with ``"raise"`` saying that one may skip.
         weights: (R, tiles) weights of the tiles in R versions of the sums; None: one version, all 1.
         budget: bytes that the process may hold; when they are nearly used up, freed memory is given back.
         report: called after every tile.
@@ -68,7 +68,7 @@ class Engine:
     feed: Feed
     order: Sequence[int]
     spill: Spill | None = None
-    on_error: str = "raise"
+    on_error: str | None = None
     weights: Tensor | None = None
     budget: int | None = None
     report: Report | None = None
@@ -221,8 +221,9 @@ class Engine:
 
     def _refuse(self, bad: BadTile) -> None:
         """A tile that cannot be read ends the stream, or is left out of every pass."""
-        if self.on_error == "raise":
-            raise ValueError(f"{self.feed.source.name}: {bad}; on_error='skip' leaves such tiles out")
+        if self.on_error != "skip":
+            hint = "; on_error='skip' leaves such tiles out" if self.on_error == "raise" else ""
+            raise ValueError(f"{self.feed.source.name}: {bad}{hint}")
         if self._passed or self.code.rows:
             raise ValueError(f"{self.feed.source.name}: {bad}; it could be read in an earlier pass")
         self.skipped.append(bad)

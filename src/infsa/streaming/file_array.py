@@ -19,9 +19,6 @@ class FileArray:
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
         self.dtype, self.shape, self.ndim, self.offset = dtype, shape, len(shape), offset
         self.file = os.open(path, os.O_RDONLY)
-        held, needed = os.fstat(self.file).st_size, offset + int(np.prod(shape)) * dtype.itemsize
-        if held < needed:
-            raise ValueError(f"{path} is cut off: {held} of {needed} bytes")
 
     def __del__(self) -> None:
         if hasattr(self, "file"):
@@ -50,5 +47,5 @@ class FileArray:
         while left:
             count = os.preadv(self.file, [left], place)
             if count == 0:
-                raise OSError(f"the file ends at byte {place}")
+                raise OSError(f"the file is cut off after {os.fstat(self.file).st_size} bytes")
             left, place = left[count:], place + count

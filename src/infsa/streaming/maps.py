@@ -1,6 +1,7 @@
 """Attention maps at the patch grid, computed tile by tile and written while they come."""
 
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -99,7 +100,6 @@ class MapPass:
             >>> MapPass(engine).write("map.tif")
         """
         path = Path(path)
-        check_map_path(path)
         overview = Overview(self.network.grid)
         if path.suffix == ".zarr":
             self._write_zarr(path, overview)
@@ -198,12 +198,32 @@ class Overview:
         return Image.fromarray((np.clip(means / top, 0, 1) * 255).round().astype(np.uint8))
 
 
-def check_map_path(path: Path) -> None:
-    """Refuse a place where no map can be written."""
+def check_map_path(path: Path, image: str) -> None:
+    """Refuse a place where no map can be written, or where it or its overview would replace something else."""
     if path.suffix not in (".tif", ".tiff", ".zarr"):
         raise ValueError(f"a map is written as .tif, .tiff or .zarr, got {path.name}")
     if path.suffix == ".zarr" and path.exists():
         raise FileExistsError(f"{path} exists already")
+    overview = path.with_suffix(".png")
+    if overview.exists() and not path.exists():
+        raise FileExistsError(f"{overview} exists already: the overview of {path.name} would replace it")
+    for place in (path, overview):
+        check_place(place, image)
+
+
+def check_place(path: Path, image: str) -> None:
+    """Refuse, before any work, a file that could not be written or that would replace the image.
+
+    Example:
+        >>> check_place(Path("code.safetensors"), "slide.tif")
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, a file is wanted")
+    if path.exists() and Path(image).exists() and path.samefile(image):
+        raise ValueError(f"{path} is the image itself")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path.parent} cannot be written to")
 
 
 def check_map(network: Network, layer: int, head: int | None) -> int:

@@ -63,13 +63,30 @@ def available() -> int:
         >>> available() > 0
         True
     """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-        if match:
-            return int(match[1]) * 1024
+        machine = int(match[1]) * 1024 if match else machine
     except OSError:
         pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    room = container_room()
+    return machine if room is None else min(machine, room)
+
+
+def container_room(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that a container may still take before the system ends its processes; None without a limit.
+
+    Example:
+        >>> container_room()
+    """
+    try:
+        limit, used, facts = (
+            (group / f"memory.{name}").read_text(encoding="ascii").split() for name in ("max", "current", "stat")
+        )
+        cached = facts[facts.index("inactive_file") + 1]
+        return max(0, int(limit[0]) - int(used[0]) + int(cached))  # cached files give way
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
 
 
 def trim() -> None:

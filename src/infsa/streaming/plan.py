@@ -1,12 +1,13 @@
 """What a stream may hold in memory, and where its tokens therefore stay between passes."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..models.block import Block
 from .feed import Feed
 from .memory import available, parse_bytes, resident, show_bytes
-from .network import Network
+from .network import Network, attention
 from .spill import FileSpill, Spill
 
 STRATEGIES = ("auto", "recompute", "spill")
@@ -81,13 +82,27 @@ def plan(
     if stored <= room:
         return Plan(known, stored)
     if scratch is not None:
-        return Plan(known, 0, Path(scratch))
+        return Plan(known, 0, checked_folder(Path(scratch), stored))
     if strategy == "spill":
         raise ValueError(
             f"strategy='spill' keeps {show_bytes(stored)} of tokens and has room for {show_bytes(room)}: "
             f"raise memory to {show_bytes(least + stored + (1 << 20))} or name a scratch folder"
         )
     return Plan(known, room)
+
+
+def checked_folder(folder: Path, stored: int) -> Path:
+    """A folder for so many bytes; one without room for them is refused.
+
+    Example:
+        >>> checked_folder(Path("/scratch"), 2**30)
+        PosixPath('/scratch')
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if stored > free:
+        raise ValueError(f"scratch={str(folder)!r} has {show_bytes(free)} free, the tokens need {show_bytes(stored)}")
+    return folder
 
 
 def stored_bytes(network: Network) -> int:
@@ -112,7 +127,7 @@ def hidden_width(network: Network) -> int:
 
 
 def working_bytes(network: Network) -> int:
-    """What one tile takes on its way through a block: its pixels, a few copies of its tokens, its hidden layer.
+    """What one tile takes on its way through a block: pixels, a few copies of its tokens, scores, its hidden layer.
 
     Example:
         >>> working_bytes(network) // 2**20
@@ -122,7 +137,9 @@ def working_bytes(network: Network) -> int:
     tokens, width, size = rows * columns, network.model.embed_dim, network.dtype.itemsize
     chunk = min(tokens, getattr(network.model.blocks[0], "mlp_chunk", None) or tokens)
     pixels = 2 * network.model.in_chans * high * wide
-    return tokens * (5 * width + pixels) * max(size, 4) + chunk * 2 * hidden_width(network) * size
+    queries = max(attention(block).queries for block in network.model.blocks)
+    scores = 3 * network.model.num_heads * queries if queries > 1 else 0
+    return tokens * (5 * width + pixels + scores) * max(size, 4) + chunk * 2 * hidden_width(network) * size
 
 
 def graph_bytes(network: Network, blocks: int) -> int:

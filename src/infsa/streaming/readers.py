@@ -9,7 +9,7 @@ import numpy as np
 from .file_array import FileArray
 from .source import ArraySource, Pixels, Source, check_pixel_type, from_array
 
-STRIPS = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp")
+STRIPS = (".jpg", ".jpeg", ".png", ".webp")
 SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
 
 

@@ -1,5 +1,6 @@
 """``infsa.stream``: exact inference on an image of any size."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..models import InfViT
 from .engine import Engine, Report
 from .feed import BadTile, Feed
-from .maps import MapPass, check_map, check_map_path
+from .maps import MapPass, check_map, check_map_path, check_place
 from .network import Network
 from .plan import plan, stored_bytes, working_bytes
 from .scene import SceneCode
@@ -118,7 +119,9 @@ def stream(
     check_errors(on_error, network)
     check_map(network, layer, head) if map else None
     if map and not isinstance(map, bool):
-        check_map_path(Path(map))
+        check_map_path(Path(map), opened.name)
+    if state is not None:
+        check_place(Path(state), opened.name)
     laid = plan(network, feed, strategy, memory, scratch, working_bytes(network), stored_bytes(network))
     spill = laid.spill(network)
     engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
@@ -171,13 +174,14 @@ def check_order(order: Sequence[int] | None, network: Network, source: Source) -
     count = len(network.tiling)
     if order is None:
         return range(count)
+    order = [operator.index(number) for number in order]
     if sorted(order) != list(range(count)):
         raise ValueError(f"order must name each of the {count} tiles once, got {len(order)} numbers")
     per_band = network.tiling.shape[1]
     bands = [number // per_band for number in order]
     if source.sequential and bands != sorted(bands):
         raise ValueError(f"{source.name} decodes from the top down: order must go from band to band")
-    return list(order)
+    return order
 
 
 def check_errors(on_error: str, network: Network) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from ..files import write_atomically
@@ -128,10 +128,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`write_tensors` wrote."""
+    """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
+    data = path.read_bytes()
     try:
-        with safe_open(path, framework="pt") as handle:
-            facts = json.loads((handle.metadata() or {}).get("stream", "{}"))
-            return {name: handle.get_tensor(name) for name in handle.keys()}, facts  # noqa: SIM118
-    except SafetensorError as error:
+        tensors = load(data)
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return tensors, json.loads(header.get("__metadata__", {}).get("stream", "{}"))

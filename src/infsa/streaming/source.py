@@ -1,6 +1,9 @@
 """Images that are read window by window, and what their pixels become for a model."""
 
+import hashlib
+import math
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch import Tensor
 from ..models import InfViT
 
 Pixels = NDArray[Any]  # (h, w, c), uint8 or uint16
+SAMPLES = 64  # parts of an image that tell it from others of its size
 
 
 class Source:
@@ -35,6 +39,7 @@ class Source:
     model_input = False  # windows are (c, h, w) tensors that the model takes as they are
     bands = False  # reading a band of the whole width costs as much as reading a tile of it
     sequential = False  # bands can only be read from the top down
+    premultiplied = False  # the colours are multiplied with the opacity already
     overhead = 0  # bytes that the reader itself holds, beside the window
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
@@ -54,15 +59,31 @@ class Source:
         """
 
     def describe(self) -> str:
-        """What tells this image from another: its kind, size and, for a file, its length.
+        """What tells this image from another: its kind and size, and a sample of its file or its pixels.
 
         Example:
             >>> source.describe()
-            'TensorSource 64x64x3'
+            'TensorSource 64x64x3 5f0c...'
         """
         path = Path(self.name)
-        length = f" {path.stat().st_size} bytes" if path.is_file() else ""
-        return f"{type(self).__name__} {self.height}x{self.width}x{self.channels}{length}"
+        parts = _file_sample(path) if path.is_file() else self._sample()
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(part)
+        return f"{type(self).__name__} {self.height}x{self.width}x{self.channels} {digest.hexdigest()}"
+
+    def _sample(self) -> Iterator[bytes]:
+        """Small windows on a lattice, from the top down."""
+        side = math.isqrt(SAMPLES)
+        tops, lefts = ({i * (length - 1) // (side - 1) for i in range(side)} for length in (self.height, self.width))
+        for top in sorted(tops):
+            for left in sorted(lefts):
+                try:
+                    window = self.read(top, left, min(top + 8, self.height), min(left + 8, self.width))
+                except (OSError, ValueError):
+                    continue
+                values = window.detach().cpu().double().numpy() if isinstance(window, Tensor) else window
+                yield np.ascontiguousarray(values).tobytes()
 
     def check(self) -> None:
         """Refuse an image without pixels.
@@ -72,6 +93,16 @@ class Source:
         """
         if self.height < 1 or self.width < 1 or self.channels < 1:
             raise ValueError(f"{self.name} has no pixels: {self.height} × {self.width}, {self.channels} channels")
+
+
+def _file_sample(path: Path) -> Iterator[bytes]:
+    """The length of a file, and pieces of it."""
+    length = path.stat().st_size
+    yield str(length).encode()
+    with path.open("rb") as file:
+        for index in range(SAMPLES):
+            file.seek(index * length // SAMPLES)
+            yield file.read(4096)
 
 
 class TensorSource(Source):
@@ -177,6 +208,7 @@ class Colours:
         exact: Any = np.float64 if weight.dtype == torch.float64 else np.float32
         self.mean, self.std = (np.asarray(config[name], exact) for name in ("mean", "std"))
         self.exact = exact
+        self.premultiplied = source is not None and source.premultiplied
         if source is not None:
             self._check(source)
 
@@ -201,7 +233,7 @@ class Colours:
         channels = values.shape[2]
         if channels in (2, self.wanted + 1) and channels != self.wanted:
             opacity = values[..., -1:]
-            values = values[..., :-1] * opacity + (1 - opacity)
+            values = values[..., :-1] * (1 if self.premultiplied else opacity) + (1 - opacity)
         if values.shape[2] == 1 < self.wanted:
             values = np.repeat(values, self.wanted, axis=2)
         values = (values - self.mean) / self.std

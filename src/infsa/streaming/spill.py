@@ -4,14 +4,12 @@ The store is a cache: a tile that it does not hold is computed again from the pi
 """
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .memory import show_bytes
 from .tiles import Tiling
 
 
@@ -75,14 +73,8 @@ class FileSpill(Spill):
     """
 
     def __init__(self, folder: str | Path, tiling: Tiling, width: int, dtype: torch.dtype) -> None:
-        tokens = tiling.grid[0] * tiling.grid[1]
-        size = tokens * width * dtype.itemsize
-        super().__init__(size)
-        self.dtype, self.width = dtype, width
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise ValueError(f"scratch={str(folder)!r} has {show_bytes(free)} free, the tokens need {show_bytes(size)}")
+        super().__init__(tiling.grid[0] * tiling.grid[1] * width * dtype.itemsize)
+        self.folder, self.dtype, self.width = folder, dtype, width
         self._offsets: dict[int, tuple[int, int]] = {}
         start = 0
         for number in range(len(tiling)):
@@ -113,8 +105,11 @@ class FileSpill(Spill):
         start, _ = self._offsets[number]
         data = _bytes_of(x.detach().cpu().contiguous())
         done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], start + done)
+        try:
+            while done < len(data):
+                done += os.pwrite(self._file.fileno(), data[done:], start + done)
+        except OSError as error:
+            raise OSError(f"{self.folder}: {error.strerror}") from error
 
 
 def _bytes_of(x: Tensor) -> memoryview:

@@ -58,7 +58,12 @@ class TiffSource(Source):
         if page.compression != 1:
             known |= {kinds.YCBCR}  # decoded to RGB by the codec
         if page.photometric not in known:
-            raise ValueError(f"colours of kind {page.photometric!s}; known: grey and RGB")
+            raise ValueError(
+                f"colours of kind {getattr(page.photometric, 'name', page.photometric)}; known: grey and RGB"
+            )
+        if page.bitspersample not in (8, 16):
+            raise ValueError(f"{page.bitspersample} bits per value; known: 8 and 16")
+        self.premultiplied = tifffile.EXTRASAMPLE.ASSOCALPHA in page.extrasamples
         self.inverted = page.photometric == kinds.MINISWHITE
         self.itemsize = page.dtype.itemsize
         tiled = page.is_tiled
@@ -74,20 +79,12 @@ class TiffSource(Source):
         self.decode = page.decode  # this and the line above while tifffile has the file open
         self.file = os.open(path, os.O_RDONLY)
         if self.rows_on_disk:
-            self._lay_out(path)
+            dtype, shape = page.dtype.newbyteorder(page.parent.byteorder), (self.height, self.width, self.contiguous)
+            self.array = ArraySource(FileArray(path, dtype, shape, page.dataoffsets[0]))
 
     def __del__(self) -> None:
         if hasattr(self, "file"):
             os.close(self.file)
-
-    def _lay_out(self, path: Path) -> None:
-        """Rows as they lie in the file; in a truncated one strip by strip, so that the missing ones are named."""
-        dtype = self.page.dtype.newbyteorder(self.page.parent.byteorder)
-        shape = (self.height, self.width, self.contiguous)
-        try:
-            self.array = ArraySource(FileArray(path, dtype, shape, self.page.dataoffsets[0]))
-        except ValueError:
-            self.rows_on_disk = False
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
         """A window (h, w, c).

@@ -1,12 +1,13 @@
 """Zarr arrays, and the levels of OME-Zarr images."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .readers import needed, one_line
-from .source import ArraySource, Pixels, Source, TensorSource, check_pixel_type
+from .source import Pixels, Source, check_pixel_type, from_array
 
 
 def open_zarr(source: Any, name: str, level: int = 0) -> Source:
@@ -26,16 +27,32 @@ def open_zarr(source: Any, name: str, level: int = 0) -> Source:
         return _open_image(source, name, level)
     if level:
         raise ValueError(f"{name} has no pyramid, got level={level}")
-    if source.dtype.kind == "f":
-        return TensorSource(source, name)
-    array = ArraySource(source, name)
-    array.overhead = _chunk_bytes(source)
-    return array
+    chunks = Chunks(source, (0,) if source.ndim == 4 and source.shape[0] == 1 else ())
+    opened = from_array(chunks, name)
+    opened.overhead = chunks.held
+    return opened
 
 
-def _chunk_bytes(array: Any) -> int:
-    """What decoding a few chunks at a time holds."""
-    return 4 * int(np.prod(array.chunks)) * array.dtype.itemsize
+class Chunks:
+    """A Zarr array, or the part of it at some first places, whose damaged chunks raise OSError.
+
+    Example:
+        >>> Chunks(zarr.open_array("image.zarr"))[:64, 100:200].shape
+        (64, 100, 3)
+    """
+
+    def __init__(self, array: Any, first: tuple[int, ...] = ()) -> None:
+        self.array, self.first, self.dtype = array, first, array.dtype
+        self.shape = tuple(array.shape)[len(first) :]
+        self.ndim = len(self.shape)
+        self.held = 4 * math.prod(array.chunks) * array.dtype.itemsize  # by decoding a few chunks at a time
+
+    def __getitem__(self, window: tuple[Any, ...]) -> Pixels:
+        """A window, decoded."""
+        try:
+            return np.asarray(self.array[self.first + window])
+        except Exception as error:  # damaged data raises almost anything from inside a codec
+            raise OSError(f"a chunk of the array: {one_line(error)}") from error
 
 
 def _open_image(group: Any, name: str, level: int) -> Source:
@@ -43,11 +60,15 @@ def _open_image(group: Any, name: str, level: int) -> Source:
     scales = attributes.get("ome", attributes).get("multiscales")
     if not scales:
         raise ValueError(f"{name} is a Zarr group without an OME-Zarr image; name one of its arrays")
-    levels = scales[0]["datasets"]
-    if level >= len(levels):
+    try:
+        levels = scales[0]["datasets"]
+        axes = [axis["name"] if isinstance(axis, dict) else axis for axis in scales[0].get("axes", "tczyx")]
+        arrays = [group[dataset["path"]] for dataset in levels[level : level + 1]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{name} has no OME-Zarr image that can be read: {one_line(error)}") from error
+    if not arrays:
         raise ValueError(f"{name} has {len(levels)} levels, got level={level}")
-    axes = [axis["name"] if isinstance(axis, dict) else axis for axis in scales[0].get("axes", "tczyx")]
-    return AxesSource(group[levels[level]["path"]], axes, name)
+    return AxesSource(arrays[0], axes, name)
 
 
 class AxesSource(Source):
@@ -66,9 +87,10 @@ class AxesSource(Source):
             if axis not in "cyx" and lengths[axis] != 1:
                 raise ValueError(f"{name}: axis {axis!r} has length {lengths[axis]}, streaming takes one plane")
         check_pixel_type(array.dtype, name)
-        self.name, self.array, self.axes = name, array, axes
+        self.name, self.axes = name, axes
         self.height, self.width, self.channels = lengths["y"], lengths["x"], lengths.get("c", 1)
-        self.itemsize, self.overhead = array.dtype.itemsize, _chunk_bytes(array)
+        self.array = Chunks(array)
+        self.itemsize, self.overhead = array.dtype.itemsize, self.array.held
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
         """A window (h, w, c).
@@ -78,7 +100,7 @@ class AxesSource(Source):
             (8, 8, 3)
         """
         cut = {"y": slice(top, bottom), "x": slice(left, right), "c": slice(None)}
-        window = np.asarray(self.array[tuple(cut.get(axis, 0) for axis in self.axes)])
+        window = self.array[tuple(cut.get(axis, 0) for axis in self.axes)]
         kept = [axis for axis in self.axes if axis in cut]
         if "c" not in kept:
             window, kept = window[None], ["c", *kept]
