@@ -35,6 +35,7 @@ from infsa.data.order import Order
 from infsa.evaluate.accuracy import measure_accuracy
 from infsa.files import read_json, write_atomically, write_json
 from infsa.provenance import provenance
+from infsa.report.documents import write_tables
 from infsa.train.adapt import adapt
 from infsa.train.adaptation import Adaptation
 from infsa.train.feed import Feed, open_splits
@@ -226,10 +227,7 @@ def document() -> None:
     """Fill in the table of docs/conversion.md from results/adaptation.json."""
     root = Path(__file__).parents[1]
     rows = read_json(root / "benchmarks" / "results" / "adaptation.json")
-    page = root / "docs" / "conversion.md"
-    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- table adaptation -->\n")
-    after = rest[rest.index("<!-- end -->") :]
-    page.write_text(f"{before}{mark}{table(rows)}{after}", encoding="utf-8")
+    write_tables(root / "docs" / "conversion.md", {"adaptation": table(rows)})
 
 
 if __name__ == "__main__":

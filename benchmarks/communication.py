@@ -19,9 +19,9 @@ from torch import multiprocessing, nn
 import infsa
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance
+from infsa.report.documents import write_tables
 
 ROOT = Path(__file__).parents[1]
-MARKS = "<!-- communication: drawn by benchmarks/communication.py -->\n", "<!-- /communication -->\n"
 LAYERS = [  # attention, width, heads: those of the presets
     ("infsa_linear", 1024, 64),
     ("infsa_linear", 192, 12),
@@ -46,7 +46,7 @@ def main() -> None:
     print(table(result))
     write_json(result, options.out)
     if options.document:
-        update(Path(options.document), table(result))
+        write_tables(Path(options.document), {"communication": table(result)})
 
 
 def arguments() -> argparse.Namespace:
@@ -108,13 +108,6 @@ def table(result: dict) -> str:
     made = result["made_with"]
     lines += ["", f"Kilobytes sent per layer, image and rank; width/heads; float32; torch {made['torch']}, gloo."]
     return "\n".join(lines) + "\n"
-
-
-def update(document: Path, text: str) -> None:
-    """Put the table between its marks."""
-    before, rest = document.read_text(encoding="utf-8").split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    document.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import torch
 import infsa
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance
+from infsa.report.documents import write_tables
 
 ROOT = Path(__file__).parents[1]
-MARKS = "<!-- plan: drawn by benchmarks/scale_plan.py -->\n", "<!-- /plan -->\n"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def main() -> None:
     print(table(plan))
     write_json(plan, options.out)
     if options.document:
-        update(Path(options.document), table(plan))
+        write_tables(Path(options.document), {"plan": table(plan)})
 
 
 def arguments() -> argparse.Namespace:
@@ -247,13 +247,6 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs" if seconds > 0 else "0"
-
-
-def update(document: Path, text: str) -> None:
-    """Put the tables between their marks."""
-    before, rest = document.read_text(encoding="utf-8").split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    document.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
