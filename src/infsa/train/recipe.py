@@ -221,7 +221,7 @@ RECIPES = {
     ),
     # 64 px at patch 8, images kept on the device; minutes on a CPU with the generated shapes
     "tiny": Recipe(
-        data_options={"length": 3200}, epochs=8, batch_size=64, optimizer="nmuon", lr=2e-3, warmup_epochs=1,
+        data_options={"length": 2400}, epochs=8, batch_size=64, optimizer="nmuon", lr=2e-3, warmup_epochs=1,
         weight_decay=0.1, beta2=0.95, clip_norm=1.0, label_smoothing=0.05, size=64, val_resize=64, crop_min=0.35,
         jitter=(0.3, 0.3, 0.3), interpolation="bilinear", loader="resident",
     ),
