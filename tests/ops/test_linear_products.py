@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import infsa
-from infsa.ops import linear
+from infsa.ops import projected
 
 from .helpers import generator, lengths_mask
 
@@ -31,7 +31,7 @@ def results(inputs, impl, **options):
 
 @pytest.fixture
 def by_products(monkeypatch):
-    monkeypatch.setattr(linear, "_products_pay", lambda x: True)
+    monkeypatch.setattr(projected, "_products_pay", lambda x: True)
 
 
 def problem(dtype=torch.bfloat16, seed=0):
@@ -92,16 +92,16 @@ def test_padding_leaves_no_trace(by_products):
 
 @pytest.mark.parametrize("n", [15, 16, 17, 23])
 def test_spans_add_up(n, monkeypatch):
-    monkeypatch.setattr(linear, "SPANS", 4)
+    monkeypatch.setattr(projected, "SPANS", 4)
     g = generator(1)
     weights, x = torch.randn(2, n, 3, generator=g), torch.randn(2, n, 5, generator=g)
-    torch.testing.assert_close(linear._weighted_tokens(weights, x), weights.mT @ x)
+    torch.testing.assert_close(projected._weighted_tokens(weights, x), weights.mT @ x)
 
 
 def test_only_bfloat16_on_a_gpu_goes_this_way():
     x = torch.randn(1, 3, 4)
-    assert not linear._products_pay(x.bfloat16())
+    assert not projected._products_pay(x.bfloat16())
     on_gpu = type("OnGpu", (), {"is_cuda": True, "device": torch.device("cuda"), "dtype": torch.bfloat16})
-    assert linear._products_pay(on_gpu)
+    assert projected._products_pay(on_gpu)
     on_gpu.dtype = torch.float16
-    assert not linear._products_pay(on_gpu)
+    assert not projected._products_pay(on_gpu)

@@ -1,7 +1,8 @@
 """Attention operators on (B, H, N, d) tensors. Torch only."""
 
 from .decode import PureDecodeState
-from .linear import Pooled, central_pool, linear_attention, linear_weights, projected_pool, spread
+from .linear import Pooled, central_pool, linear_attention, linear_weights, spread
+from .projected import projected_pool
 from .pure import pure_attention, pure_weights
 from .state import LinearState, energies, key_scores
 

@@ -1,0 +1,147 @@
+"""Pool-first Linear-InfSA from tokens and projection weights: neither queries nor keys need to exist for all tokens."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .activation import ACTIVATIONS
+from .linear import Causal, Pooled, central_pool, weighted_mean
+from .triton.support import FEW_TOKENS, pool_limit
+from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
+
+SPANS = 64  # a product with few rows and columns but many tokens would keep few of a GPU's processors busy
+
+
+def projected_pool(
+    x: Tensor,
+    num_heads: int,
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None] | None = None,
+    *,
+    activation: str = "relu",
+    key_mask: Tensor | None = None,
+    iterations: int = 1,
+    queries: int = 1,
+    causal: Causal = None,
+    chunk_size: int | None = None,
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> Pooled:
+    """Pool x (B, N, D) by the centrality of its own queries and keys, of which the kernels write neither.
+
+    ``query`` and ``key`` are the weight (D, D) and bias (D,) or None of a projection; without ``key`` the keys are the
+    queries. Equal to projecting, splitting heads and :func:`central_pool` with x as the values.
+
+    Example:
+        >>> layer = torch.nn.Linear(512, 512)
+        >>> infsa.ops.projected_pool(torch.randn(1, 4096, 512), 8, (layer.weight, layer.bias)).mean.shape
+        torch.Size([1, 8, 1, 512])
+    """
+    check_count(num_heads, "num_heads")
+    if x.dim() != 3 or query[0].shape[1:] != x.shape[2:] or query[0].shape[0] % num_heads:
+        raise ValueError(
+            f"x must be (B, N, D) and the query weight (H d, D) with H = {num_heads}, "
+            f"got {shape_of(x)} and {shape_of(query[0])}"
+        )
+    check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    limit = pool_limit(x, query[0].shape[0] // num_heads, iterations, queries, causal)
+    chosen = choose_implementation(impl, x, limit)
+    products = impl == "auto" and chosen != "reference" and limit is None and _products_pay(x)
+    if key_mask is not None:
+        x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+    if products or chosen == "triton":
+        check_activation(activation)
+        check_eps(eps)
+        sums = (_energies_by_products, _scores_by_products) if products else _kernels()
+        return _pool_from_tokens(x, num_heads, query, key or query, activation, key_mask, eps, *sums)
+    q = _project(x, query, num_heads)
+    return central_pool(
+        q,
+        q if key is None else _project(x, key, num_heads),
+        x.unsqueeze(1),
+        activation=activation,
+        key_mask=key_mask,
+        iterations=iterations,
+        queries=queries,
+        causal=causal,
+        chunk_size=chunk_size,
+        eps=eps,
+        impl=chosen,
+    )
+
+
+def _project(x: Tensor, projection: tuple[Tensor, Tensor | None], num_heads: int) -> Tensor:
+    return torch.nn.functional.linear(x, *projection).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def _products_pay(x: Tensor) -> bool:
+    """Whether matrix products in the type of x are the best way: bfloat16, whose range holds every sum, on a GPU."""
+    return x.is_cuda and _compute_dtype(x) == torch.bfloat16
+
+
+def _pool_from_tokens(
+    x: Tensor,
+    heads: int,
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None],
+    activation: str,
+    mask: Tensor | None,
+    eps: float,
+    energy_sums: Callable[..., tuple[Tensor, Tensor]],
+    score_sums: Callable[..., tuple[Tensor, Tensor, Tensor]],
+) -> Pooled:
+    """Σ a x from two sums over tokens: the scores come from x too, S_j = φ((W_Kᵀ q̄) · x_j + q̄ · b_K)."""
+    dtype = torch.float32 if x.shape[1] <= FEW_TOKENS else _compute_dtype(x)
+    x, (weight, bias) = x.to(dtype), (None if y is None else y.to(dtype) for y in query)
+    with torch.autocast(x.device.type, enabled=False):
+        total, vectors = energy_sums(x, weight, bias, mask, heads)
+        central = weighted_mean(vectors, total, eps)  # (B, H, d)
+        weight, bias = key
+        u = torch.einsum("bhd,hdc->bhc", central, weight.float().unflatten(0, (heads, -1)))
+        offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
+        absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
+        return Pooled(weighted_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
+
+
+def _kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor, Tensor]]]:
+    from .triton.register_linear import energy_sums, score_sums
+
+    return energy_sums, score_sums
+
+
+def _energies_by_products(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Σ e (B, H) and Σ e q (B, H, d) in float32; q is the only product over tokens."""
+    q = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (heads, -1)).float()  # (B, N, H, d)
+    energy = torch.linalg.vector_norm(q, dim=-1)
+    if mask is not None:
+        energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
+    return energy.sum(1), (energy.unsqueeze(-1) * q).sum(1)
+
+
+def _scores_by_products(
+    x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D) in float32; S is rounded to the type of x before any sum."""
+    raw = (x @ u.to(x.dtype).mT).float() + offset.unsqueeze(1)  # (B, N, H)
+    scores = ACTIVATIONS[activation].value(raw).to(x.dtype)
+    if mask is not None:
+        scores = scores.masked_fill(~mask.unsqueeze(-1), 0)
+    wide = scores.float()
+    return wide.abs().sum(1), wide.sum(1), _weighted_tokens(scores, x)
+
+
+def _weighted_tokens(weights: Tensor, x: Tensor) -> Tensor:
+    """Σ_j weights_jh x_j: (B, N, H), (B, N, D) -> (B, H, D), in spans that fill a GPU and are added in float32."""
+    spans = SPANS if x.shape[1] >= SPANS**2 else 1
+    whole = x.shape[1] // spans * spans
+    parts = (y[:, :whole].unflatten(1, (spans, -1)) for y in (weights, x))  # (B, spans, n, ...)
+    total = (next(parts).mT @ next(parts)).float().sum(1)
+    return total if whole == x.shape[1] else total + (weights[:, whole:].mT @ x[:, whole:]).float()
