@@ -65,6 +65,8 @@ class NpzShard(SkippingDataset):
 
 
 def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not a whole npz file")
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in SHARD if name not in archive]
