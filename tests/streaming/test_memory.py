@@ -82,6 +82,8 @@ def test_a_container_limits_what_is_available(tmp_path):
     assert container_room(tmp_path) == 550  # cached files give way
 
 
+COUNTING = 4 * 2**20  # Linux keeps part of both counters per processor: they agree only to within some pages
+
 PROBE = """
 import re, sys
 import infsa, infsa.streaming
@@ -107,4 +109,5 @@ def test_the_least_budget_is_obeyed(tmp_path):
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     budget, room, peak, highest = (int(word) for word in out.split())
     assert room < 6144 * 4096 * 3 * 4
-    assert peak <= highest <= budget, show_bytes(highest)
+    assert max(peak, highest) <= budget, show_bytes(max(peak, highest))
+    assert peak <= highest + COUNTING, "a peak that never was"
