@@ -249,3 +249,32 @@ def test_windows_do_not_see_each_other():
     window[[[-2], [-1], [0]], [-2, -1, 0]] = True  # the corners that the shift brings together, one norm
     assert not changed[~window].any()
     assert changed[0, 0]
+
+
+def prefix_mask(prefix: int) -> torch.Tensor:
+    """Both directions within the first tokens, causal after them."""
+    mask = torch.ones(N, N, dtype=torch.bool).tril()
+    mask[:prefix, :prefix] = True
+    return mask
+
+
+@pytest.mark.parametrize("mask", [prefix_mask(3), torch.ones(N, N, dtype=torch.bool).triu()], ids=["prefix", "reverse"])
+def test_a_direction_that_the_norm_would_leak_against_is_refused(mask):
+    x = torch.randn(2, N, 16, dtype=torch.float64)
+    with pytest.raises(ValueError, match="another direction"):
+        infsa.convert(layer(Attention))(x, attn_mask=mask)
+    encoder = infsa.convert(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1).double())
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn: Pure InfSA keeps causal masks"):
+        encoder.eval()(x, mask=~mask)
+
+
+def test_masks_without_a_direction_are_kept():
+    """Blocks, rows that see nothing, and rows of padding, which may hold anything."""
+    x, converted = torch.randn(2, N, 16, dtype=torch.float64), infsa.convert(layer(Attention))
+    blocks = torch.block_diag(torch.ones(2, 2), torch.ones(N - 2, N - 2)).bool()
+    silent = torch.ones(N, N, dtype=torch.bool)
+    silent[1] = False
+    padded = torch.ones(N, N, dtype=torch.bool)
+    padded[:, -2:] = False
+    for mask in (blocks, silent, padded, prefix_mask(1)):
+        assert converted(x, attn_mask=mask).isfinite().all()

@@ -20,7 +20,7 @@ from .huggingface_causal import pure_causal, pure_causal_cross, refuse_gradient,
 from .huggingface_layers import name_of, role_of
 from .huggingface_links import unpadded
 from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, says_padding
-from .masks import key_mask_only, padding_of
+from .masks import key_mask_only, padding_of, require_mutual
 from .settings import Settings, Variant
 
 FOREIGN = ("softcap", "s_aux", "position_bias", "head_mask", "cache")  # what other models put into a call
@@ -65,6 +65,8 @@ def pure_forward(
             raise ValueError(unlinked(name, key.shape[2] - query.shape[2]))
         padding = padding_of(mask, key.shape[0], key.shape[2])
         mask = None if says_padding(mask) else mask
+        if role == "self":
+            require_mutual(mask, padding, name)
         every = None if padding is None else padding.new_ones(query.shape[0], query.shape[2])
         masks = {"key_mask": padding, "query_mask": padding if role == "self" else every, "attn_mask": mask}
         shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps, **masks}

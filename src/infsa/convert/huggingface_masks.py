@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from ..ops.masking import allowed_entries
-from .masks import key_mask_only, padding_of
+from .masks import key_mask_only, padding_of, require
 
 
 def infsa_mask(
@@ -55,19 +55,11 @@ def infsa_mask(
         expected = column <= row
         if local_size is not None:
             expected = expected & (column > row - local_size)
-        _require(
+        require(
             (pairs == expected).all(),
             "InfSA keeps causal masks and windows; packed sequences and composed masks would share one norm",
         )
     return mask
-
-
-def _require(holds: Tensor, rule: str) -> None:
-    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead."""
-    if torch.compiler.is_compiling():
-        torch._assert_async(holds, rule)
-    elif holds.device.type != "meta" and not bool(holds):
-        raise ValueError(rule)
 
 
 def four_dimensions(mask: Any, name: str) -> Tensor | None:
@@ -91,7 +83,7 @@ def past_of(places: Tensor, keys: int) -> Tensor:
 def require_no_future(mask: Tensor, places: Tensor, name: str) -> None:
     """Refuse a mask that lets a token, at ``places`` (t,), see a later one: a causal layer has no norm for that."""
     rule = f"{name}: this layer is causal, but its mask lets tokens see later ones; pass is_causal=False to mean it"
-    _require(~(allowed_entries(mask) & ~past_of(places, mask.shape[-1])).any(), rule)
+    require(~(allowed_entries(mask) & ~past_of(places, mask.shape[-1])).any(), rule)
 
 
 def says_padding(mask: Tensor | None) -> bool:
@@ -124,7 +116,7 @@ def causal_key_mask(mask: Tensor | None, batch: int, queries: int, keys: int, na
     kept = (allowed_entries(mask) == expected) | ~real[:, None, keys - queries :, None]
     if mask.dtype != torch.bool:
         kept = kept & ((mask == 0) | ~allowed_entries(mask))
-    _require(kept.all(), f"{name}: causal Linear-InfSA keeps causality and padding only, got another mask over pairs")
+    require(kept.all(), f"{name}: causal Linear-InfSA keeps causality and padding only, got another mask over pairs")
     return real
 
 
@@ -132,5 +124,5 @@ def cross_key_mask(mask: Tensor | None, batch: int, keys: int, name: str) -> Ten
     """The padding (B, Nk) of a cross-attention's mask that is the same for every query; any other is refused."""
     if mask is None:
         return None
-    _require((mask == mask[:, :1, :1]).all(), f"{name}: Linear-InfSA keeps masks of padding only, got one by query")
+    require((mask == mask[:, :1, :1]).all(), f"{name}: Linear-InfSA keeps masks of padding only, got one by query")
     return key_mask_only(mask[:, :1, :1], batch, keys, name)

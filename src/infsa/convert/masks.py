@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..ops.masking import allowed_entries
+from ..ops.masking import allowed_entries, forbids_future
 
 
 def padding_of(attn_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
@@ -42,11 +42,46 @@ def key_mask_only(attn_mask: Tensor | None, batch: int, tokens: int, layer: str)
         same = same & ((mask == 0) | ~allowed_entries(mask))
     holds = same | ~real[:, None, :, None] if mask.shape[2] == tokens else same
     rule = f"{layer}: Linear-InfSA keeps masks of padding only, got a mask over pairs of tokens or a bias on the scores"
-    if torch.compiler.is_compiling():
-        torch._assert_async(holds.all(), rule)
-    elif mask.device.type != "meta" and not bool(holds.all()):
-        raise ValueError(f"{rule} (shape {tuple(attn_mask.shape)})")
+    require(holds.all(), f"{rule} (shape {tuple(attn_mask.shape)})")
     return real
+
+
+def require_mutual(attn_mask: Tensor | None, real: Tensor | None, layer: str = "") -> None:
+    """Refuse a mask of self-attention under which a token is seen by one that it may not see, unless it is causal.
+
+    Such a mask has a direction, and the norm, which all rows share, would carry information against it. A causal mask
+    gets the norm of the rows so far. ``real`` (B, N) marks the tokens that are not padding.
+
+    Example:
+        >>> require_mutual(torch.ones(4, 4, dtype=torch.bool).tril(), None)
+    """
+    if attn_mask is None or attn_mask.shape[-2] == 1:
+        return
+    mask = _four(attn_mask)
+    tokens = mask.shape[-2]
+    allowed = allowed_entries(mask).expand(-1, -1, -1, tokens)
+    if real is not None:
+        allowed = allowed & real[:, None, None, :] & real[:, None, :, None]
+    one_way = allowed.mT & ~allowed & allowed.any(-1, keepdim=True)  # a row without edges gives nothing away
+    holds = ~one_way.flatten(-2).any(-1, keepdim=True) | forbids_future(mask, tokens)
+    rule = "Pure InfSA keeps causal masks and those under which tokens see each other, got one with another direction"
+    require(
+        holds.all(),
+        f"{layer}{': ' if layer else ''}{rule} (shape {tuple(attn_mask.shape)}): the norm, which all rows share, would "
+        "leak against it",
+    )
+
+
+def require(holds: Tensor, rule: str) -> None:
+    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead.
+
+    Example:
+        >>> require(torch.tensor(True), "never")
+    """
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds, rule)
+    elif holds.device.type != "meta" and not bool(holds):
+        raise ValueError(rule)
 
 
 def _four(mask: Tensor) -> Tensor:

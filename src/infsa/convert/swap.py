@@ -7,11 +7,14 @@ from torch import Tensor, nn
 from ..nn import Decay
 from ..nn.infsa import merge_heads
 from ..ops import linear_attention, pure_attention
-from .masks import key_mask_only, padding_of
+from .masks import key_mask_only, padding_of, require_mutual
 from .plan import LayerPlan
 from .settings import Settings
 
-SHARED_NORM = "masks other than padding and causal ones limit who attends to whom, but not the norm, which all share"
+SHARED_NORM = (
+    "masks other than padding and causal ones limit who attends to whom, but not the norm, which all share; those "
+    "under which a token is seen by one that it may not see are refused"
+)
 ONE_NORM = "parts that a window shift brings together do not attend to each other, but share the norm of their window"
 
 
@@ -50,6 +53,8 @@ class Swapped(nn.Module):
             return self.linear(q, k, v, key_mask=mask, causal="chunk" if is_causal else None, chunk_size=chunk)
         causal = is_causal or ("auto" if attn_mask is not None else False)
         padding = padding_of(attn_mask, q.shape[0], q.shape[2])
+        if not is_causal:
+            require_mutual(attn_mask, padding, self.infsa_layer.name or type(self).__name__)
         return self.pure(q, k, v, attn_mask=attn_mask, key_mask=padding, is_causal=causal, dropout=dropout)
 
     def pure(self, q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, **masks: Any) -> Tensor:

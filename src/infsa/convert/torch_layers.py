@@ -10,7 +10,7 @@ from ..nn import MultiheadAttention
 from ..nn.infsa import merge_heads, project_pooled, scale_heads
 from ..ops import projected_pool
 from ..ops.masking import forbids_future
-from .masks import padding_of
+from .masks import padding_of, require_mutual
 from .plan import LayerPlan
 from .settings import Settings
 
@@ -124,6 +124,8 @@ class SwappedMultiheadAttention(MultiheadAttention):
             seen = padding_of(attn_mask, key.shape[0], key.shape[1])
             real = seen if real is None else seen & real
             masks = {"key_mask": real, "query_mask": real}
+            if not is_causal:
+                require_mutual(attn_mask, real)
         return super()._pure(query, key, value, masks, key_bias, attn_mask, is_causal, need_weights)
 
     def _projection(self, part: int) -> tuple[Tensor, Tensor | None]:
