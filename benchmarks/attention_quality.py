@@ -97,8 +97,9 @@ def main(
 
     def keep(name: str, summary: dict[str, Any]) -> dict[str, Any]:
         results.mkdir(parents=True, exist_ok=True)
-        (results / f"{name}.json").write_text(json.dumps(rounded(summary), allow_nan=False) + "\n")
-        return summary
+        kept = rounded(summary)
+        (results / f"{name}.json").write_text(json.dumps(kept, allow_nan=False) + "\n")
+        return kept
 
     figures.mkdir(parents=True, exist_ok=True)
     main_study = keep(

@@ -69,6 +69,14 @@ def test_upload_then_remove_patches(page, tmp_path):
     page.locator("input[aria-label*='Patches removed']").first.fill("50")
     page.get_by_text("35 of 70 patches removed").wait_for()
     assert page.inner_text("#chance") != before
+    drawn = page.locator("#removal .chart img").get_attribute("src")
+    page.get_by_text("Linear-InfSA", exact=True).first.click()  # the curves are computed anew
+    page.locator("input[aria-label*='Patches removed']").first.fill("20")  # and meanwhile the slider moves
+    page.wait_for_function(
+        """old => document.querySelector('#removal .chart img').src != old
+           && document.querySelector('#removal').innerText.includes('14 of 70 patches removed')""",
+        arg=drawn,
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,3 +136,9 @@ def test_a_large_image_streams_and_zooms(page, tmp_path):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.get_by_text("160 × 128 pixels at (240, 192)").wait_for()
+    np.save(tmp_path / "other.npy", np.asarray(photograph(320, 256)))
+    page.get_by_role("button", name="Clear").click()
+    drop(page, tmp_path / "other.npy", number=1)
+    page.get_by_text("other.npy").first.wait_for()
+    page.get_by_role("button", name="Stream it").click()
+    page.get_by_text("80 × 64 pixels at (120, 96)").wait_for()  # where the sliders stand

@@ -64,6 +64,17 @@ def test_a_gigapixel_beyond_the_limit_is_refused_by_its_header(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["text.png", "empty.png", "cut.jpg", "cut.npy", "cube.npy"])
+def test_a_bad_file_is_named_and_its_folder_is_not(tmp_path, name):
+    file = tmp_path / name
+    np.save(file, np.zeros((64, 64, 7), np.uint8)) if name.endswith("npy") else photograph(640, 512).save(file)
+    whole = file.read_bytes()
+    file.write_bytes({"text": b"no picture", "empty": b"", "cut": whole[: len(whole) // 2]}.get(file.stem, whole))
+    with pytest.raises(ValueError, match=name) as caught:
+        stream_scene(file)
+    assert str(tmp_path) not in str(caught.value)
+
+
 def test_model_input_has_no_colours(tmp_path):
     np.save(tmp_path / "input.npy", np.zeros((3, 64, 64), np.float32))
     with pytest.raises(ValueError, match="no colours to show"):

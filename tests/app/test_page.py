@@ -25,7 +25,7 @@ def connect(address):
 
 
 def ask(client, mechanism, method):
-    shown = client.predict(0, "Class token", method, mechanism, *CONTROLS.values(), api_name="/show")
+    shown = client.predict("Class token", method, mechanism, *CONTROLS.values(), api_name="/show")
     return GUESS.findall(shown[0] if isinstance(shown, (list, tuple)) else shown)
 
 
@@ -96,9 +96,7 @@ def test_every_head_of_the_chosen_mechanism_can_be_read(address):
     client = connect(address)
     client.predict("Portrait", api_name="/choose")
     client.predict("Linear-InfSA", api_name="/heads")
-    shown = client.predict(
-        0, "Class token", "TokenRank", "Linear-InfSA", 2, "12", 0.7, "All", "128 px", api_name="/show"
-    )
+    shown = client.predict("Class token", "TokenRank", "Linear-InfSA", 2, "12", 0.7, "All", "128 px", api_name="/show")
     assert "TokenRank, head 12" in shown[0]
 
 
@@ -135,6 +133,21 @@ def test_the_command_refuses_in_one_line(monkeypatch, capsys):
         assert stop.value.code == code
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_taken_port_is_named(monkeypatch, capsys):
+    pytest.importorskip("gradio")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["infsa", "app", "--port", str(port)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert f"port {port} cannot be used (address already in use): choose another --port" in error
+    assert error.count("\n") == 1
 
 
 def test_without_gradio_the_command_says_how_to_get_it(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from typer.main import get_command
 
 import infsa
+from infsa.cli.app import app
 from infsa.report.demo_images import portrait
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +88,28 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             for old, new in SMALLER.get(page.name, {}).items():
                 block = block.replace(old, new)
             exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+
+
+def command_lines():
+    """Every call of the command line on the README and the pages, in blocks and in running text."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```\n(.*?)```", text, re.S):
+            yield from re.findall(r"^infsa [^\n]*", block, re.M)
+        yield from re.findall(r"`(infsa [^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.S))
+
+
+def test_commands_and_options_exist():
+    known = get_command(app).commands
+    lines = set(command_lines())
+    assert len(lines) > 20
+    for line in lines:
+        _, *words = shlex.split(line, comments=True)
+        name = next((word for word in words if not word.startswith("-")), None)
+        assert name is None or name in known, line
+        options = {word.partition("=")[0] for word in words if word.startswith("-")}
+        accepted = {option for p in known[name].params for option in (*p.opts, *p.secondary_opts)} if name else set()
+        assert options <= accepted | {"--help", "--debug"}, line
 
 
 def test_stand_ins_are_on_the_pages():

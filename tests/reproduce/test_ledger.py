@@ -98,7 +98,7 @@ def test_without_files_only_computed_claims_are_judged(tmp_path, cache):
     assert all("infsa quality" in row["why"] for row in rows(ledger, "fig-quality"))
 
 
-def bench_file(path, linear_speed):
+def bench_file(path, linear_speed, gpu="a GPU"):
     """A benchmark in which Linear-InfSA takes 1 ms per 1024² image at any depth, and all others ``linear_speed``."""
     names = ("softmax-naive", "softmax-flash", *NINE)
     sizes = [(side, mode) for side in (512, 1024, 2048, 4096, 9216) for mode in ("infer", "train")]
@@ -113,7 +113,7 @@ def bench_file(path, linear_speed):
             "latency_ms": {"median": time, "p25": time, "p75": time, "drift": False}, "weights_bytes": 0,
             "peak_bytes": 2**30 if linear else 2**42, "energy": {"source": "NVML", "joules_per_image": time},
         }  # fmt: skip
-    write_json({"format": 1, "machines": [{"gpu": "a GPU", "cpu": "a CPU"}], "checks": [], "rows": found}, path)
+    write_json({"format": 1, "machines": [{"gpu": gpu, "cpu": "a CPU"}], "checks": [], "rows": found}, path)
 
 
 def test_speed_gets_verdicts_once_the_benchmark_exists(tmp_path, cache):
@@ -122,7 +122,7 @@ def test_speed_gets_verdicts_once_the_benchmark_exists(tmp_path, cache):
     found = {row["claim"]: row for row in rows(ledger, *SPEED)}
     assert found["speed-up over Standard ViT"]["verdict"] == REPRODUCED
     assert found["speed-up over Standard ViT"]["ours"] == pytest.approx(20)
-    assert found["Linear InfViT scales near-linearly (exponent at most 1.1)"]["verdict"] == REPRODUCED
+    assert found["Linear InfViT scales near-linearly (exponent at most 1.1)"]["verdict"] == DIRECTION  # one layer
     assert found["exponent of softmax (fused) above that of Linear"]["ours"] == pytest.approx(1)
     assert found["all but Linear run out of 40 GB above 1024²"]["verdict"] == REPRODUCED
     assert found["InfViT Linear 4L-64H, infer 1024²"]["verdict"] == UNCHECKED  # another GPU
@@ -139,6 +139,46 @@ def test_a_run_of_this_machine_takes_the_place_of_the_committed_one(tmp_path, ca
     assert rows(ledger, "fig-dashboard")[0]["ours"] == pytest.approx(20)
     with pytest.raises(ValueError, match="not a result"):
         Sources(RESULTS, cache, bench=RESULTS / "ledger.json")
+
+
+def test_only_the_papers_gpu_judges_times_by_themselves(tmp_path, cache):
+    for gpu, verdict in (("NVIDIA A100-SXM4-40GB", NOT), ("NVIDIA A100-SXM4-80GB", UNCHECKED)):
+        bench_file(tmp_path / "bench-h200.json", 20.0, gpu)
+        found = rows(make_ledger(["extreme"], Sources(tmp_path, cache)))
+        assert {row["verdict"] for row in found if row["kind"] == "value"} == {verdict}
+
+
+def test_rounds_that_differ_are_noise(tmp_path, cache):
+    bench_file(tmp_path / "bench-h200.json", 1.2)
+    claim = "Linear has the highest throughput: lead over the next"
+    for rounds, verdict in (((1.0, 1.0, 1.0), REPRODUCED), ((0.7, 1.0, 1.4), NOT)):
+        content = read_json(tmp_path / "bench-h200.json")
+        for row in content["rows"].values():
+            row["latency_ms"]["rounds"] = [share * row["latency_ms"]["median"] for share in rounds]
+        write_json(content, tmp_path / "bench-h200.json")
+        found = {row["claim"]: row for row in rows(make_ledger(["fig-tiers"], Sources(tmp_path, cache)))}
+        assert found[claim]["verdict"] == verdict
+
+
+def test_another_result_is_another_ledger(tmp_path, cache):
+    content = read_json(RESULTS / "alignment.json")
+    content["groups"]["infsa_linear"]["all_layers"]["cosine"]["a"]["mean"] = 0.9
+    write_json(content, tmp_path / "alignment.json")
+    made = [make_ledger(["table-alignment"], Sources(folder, cache)) for folder in (RESULTS, tmp_path)]
+    assert len(check_ledger(*made)) == 2  # the cosine, and its distance to the uniform vector's
+    (tmp_path / "alignment.json").write_text('{"groups": ')
+    with pytest.raises(ValueError, match=r"alignment\.json is damaged"):
+        make_ledger(["table-alignment"], Sources(tmp_path, cache))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 1}', '{"numbers": {"value": 5}}'])
+def test_a_damaged_number_is_computed_again(tmp_path, text):
+    sources = Sources(tmp_path, tmp_path)
+    sources.computed("thing", {}, lambda: {"value": 1})
+    (file,) = tmp_path.glob("thing-*.json")
+    file.write_text(text)
+    assert sources.computed("thing", {}, lambda: {"value": 2}) == {"value": 2}
+    assert sources.computed("thing", {}, lambda: {"value": 3}) == {"value": 2}
 
 
 def test_computed_numbers_are_kept_by_configuration(tmp_path):
@@ -185,6 +225,7 @@ def test_the_command_prints(monkeypatch, capsys, tmp_path):
         (["--scale", "huge"], 2, "'huge'"),
         (["--document", "table1"], 2, "--document"),
         (["--document", "--results", "/nowhere/at/all"], 1, "needs a checkout"),
+        (["--document", "--results", "/nowhere"], 1, "needs a checkout"),
         (["--scale", "full", "table1", "--device", "cpu"], 1, "needs a CUDA GPU"),
         (["--scale", "full", "fig-quality"], 1, "fig-quality: full scale needs ImageNet-1K"),
     ],

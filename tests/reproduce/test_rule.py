@@ -37,6 +37,23 @@ def test_effects(kind):
     assert verdict(kind, paper, whole, error=2 * whole) == NOT  # lost in the noise
 
 
+@pytest.mark.parametrize(("kind", "nothing"), [("difference", 0.0), ("ratio", 1.0)])
+def test_a_tie_is_no_effect(kind, nothing):
+    assert verdict(kind, 2, nothing) == verdict(kind, 2, nothing, same=False) == verdict(kind, None, nothing) == NOT
+
+
+def test_what_lies_on_the_edge():
+    assert verdict("difference", 10, 2.0, error=1.0) == NOT  # exactly two standard errors do not exceed them
+    assert verdict("value", 0.0, 1e-9) == NOT  # zero has no multiple
+    assert verdict("value", 0.0, 0.0) == REPRODUCED
+
+
+@pytest.mark.parametrize(("kind", "value"), [("value", float("nan")), ("difference", float("inf")), ("ratio", 0.0)])
+def test_what_is_no_measurement_is_refused(kind, value):
+    with pytest.raises(ValueError, match="must be"):
+        verdict(kind, 2.0, value)
+
+
 def test_statements():
     assert verdict("statement", 1, 1.0) == REPRODUCED
     assert verdict("statement", 1, 1.0, same=False) == DIRECTION

@@ -1,8 +1,10 @@
 """An image too large for a page: streamed once for its map, then seen through windows read from its file."""
 
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,23 @@ class View:
     overlaid: Image.Image
 
 
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Failures that name the file by its name alone: where an uploaded file lies is no business of the page.
+
+    Example:
+        >>> with named("/tmp/uploads/slide.tif"):
+        ...     open_source("/tmp/uploads/slide.tif")
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        name = Path(path).name
+        text = str(error).replace(str(path), name).partition("; on_error")[0]  # the page has no such option
+        text = re.sub(r"unable to load from file b'.*?'\s+\w+: ", "", text)  # libvips says it twice
+        raise ValueError(text if name in text else f"{name}: {text}") from error
+
+
 def open_checked(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
     """An image file, refused by its header if it is larger than allowed or has no colours to show.
 
@@ -63,7 +82,8 @@ def open_checked(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> So
         >>> open_checked("orion.jpg").width
         18000
     """
-    source = open_source(path)
+    with named(path):
+        source = open_source(path)
     megapixels = source.width * source.height / 1e6
     if megapixels > max_megapixels:
         raise ValueError(
@@ -91,7 +111,7 @@ def stream_scene(
         if progress is not None:
             progress(0.9 * (at.passed + at.done / at.tiles) / at.passes, f"pass {at.passed + 1} of {at.passes}")
 
-    with borrow(STREAMING) as model:
+    with named(path), borrow(STREAMING) as model:
         result = stream(model, source, map=True, progress=report)
         values, places = result.logits[0].float().softmax(-1).topk(3)
         names = class_names(model)
@@ -99,7 +119,8 @@ def stream_scene(
     if progress is not None:
         progress(0.95, "drawing the overview")
     predictions = [(names[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
-    small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
+    with named(path):
+        small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
     seconds = time.perf_counter() - began
     size = (source.width, source.height)
     return Scene(Path(path), size, patch, result.map, small, predictions, result.passes, seconds)
@@ -122,7 +143,8 @@ def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> Vie
     if max(right - left, bottom - top) * factor >= WINDOW or factor == 1:
         picture = scene.overview.crop((_at(left, factor), _at(top, factor), _at(right, factor), _at(bottom, factor)))
     else:
-        picture = shrink(open_source(scene.path), box, 2 * WINDOW)
+        with named(scene.path):
+            picture = shrink(open_source(scene.path), box, 2 * WINDOW)
     scale = WINDOW / max(picture.size)
     shown = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     part = scene.map[top // scene.patch : -(-bottom // scene.patch), left // scene.patch : -(-right // scene.patch)]

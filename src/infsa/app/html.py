@@ -9,7 +9,7 @@ from ..report.panels import heatmap, overlay
 from .drawings import CURVE_PLACE
 from .gigapixel import Scene, View
 from .look import Look, Settings
-from .pictures import data_uri
+from .pictures import KEPT, data_uri
 from .removal import Removal
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
@@ -101,10 +101,13 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
     picture, explanation = small(image), found.explanation
     rows, columns = explanation.map.shape
     width, height = explanation.size
+    kept = "kept at " if max(image.size) == KEPT else ""  # larger ones are shrunk when they are read
     which = "mean of heads" if settings.head is None else f"head {settings.head + 1}"
     first = "".join(
         (
-            card(data_uri(picture), "Picture", f"{image.width} × {image.height}; the model sees {width} × {height}"),
+            card(
+                data_uri(picture), "Picture", f"{kept}{image.width} × {image.height}; the model sees {width} × {height}"
+            ),
             card(data_uri(heatmap(explanation.map, picture.size)), "Map", f"{rows} × {columns} patches, bright = high"),
             card(data_uri(overlay(picture, explanation.map)), "Overlay", f"{method}, {which}"),
         )

@@ -1,5 +1,6 @@
 """The page itself: controls in one column, results in the other, and what calls what. Everything else is plain code."""
 
+import socket
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -37,22 +38,30 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def show(tab: str, image: Any, percent: float, start: str, method: str, *controls: Any) -> tuple[Any, ...]:
-    """The HTML of the tab that is open, and nothing for the others: map, graph, removal, its curves.
+def show(tab: str, image: Any, start: str, method: str, *controls: Any) -> tuple[Any, ...]:
+    """What the open tab shows, and nothing for the others: the map, the graph, the curves of the removal.
 
     Example:
-        >>> show("Map", picture, 0, "Class token", "Class token's row", "softmax", 6, ...)
+        >>> show("Map", picture, "Class token", "Class token's row", "softmax", 6, ...)
     """
     if image is None:  # the first tab opens before the first picture is there
-        return gr.skip(), gr.skip(), gr.skip(), gr.skip()
+        return gr.skip(), gr.skip(), gr.skip()
     mechanism, layer, head, *rest = controls
     settings = on.settings_of(mechanism, layer, head, method, *rest)
     if tab == TABS[0]:
-        return on.map_tab(image, settings, method), gr.skip(), gr.skip(), gr.skip()
+        return on.map_tab(image, settings, method), gr.skip(), gr.skip()
     if tab == TABS[1]:
-        return gr.skip(), on.graph_tab(image, settings, start), gr.skip(), gr.skip()
-    curves = on.curves_of(image, settings)
-    return gr.skip(), gr.skip(), on.removal_tab(curves, percent), curves
+        return gr.skip(), on.graph_tab(image, settings, start), gr.skip()
+    return gr.skip(), gr.skip(), on.curves_of(image, settings)
+
+
+def step(tab: str, curves: on.Curves | None, percent: float) -> Any:
+    """The removal at the position that its slider has now, which may have moved while the curves were computed.
+
+    Example:
+        >>> step("Removal", curves, 25)
+    """
+    return on.removal_tab(curves, percent) if tab == TABS[2] else gr.skip()
 
 
 def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXELS) -> gr.Blocks:
@@ -111,8 +120,8 @@ def _picture_tab(page: gr.Blocks) -> None:
                 )
                 removal_html = gr.HTML(elem_id="removal")
     controls = [mechanism, layer, head, gamma, hops, side]
-    inputs = [active, picture, percent, start, method, *controls]
-    outputs = [map_html, graph_html, removal_html, curves]
+    inputs = [active, picture, start, method, *controls]
+    outputs = [map_html, graph_html, curves]
     work: dict[str, Any] = {
         "fn": told(show), "inputs": inputs, "outputs": outputs, "trigger_mode": "always_last",
         "show_progress": "minimal", "concurrency_id": "look", "concurrency_limit": 2,
@@ -130,21 +139,20 @@ def _picture_tab(page: gr.Blocks) -> None:
         return read_picture(path), None
 
     changed = [layer.change, head.input, method.input, gamma.change, hops.input, side.input, start.input]
-    gr.on(changed, api_name="show", **work)
+    done = [gr.on(changed, api_name="show", **work)]
     loaded = gr.on([page.load, example.input], told(chosen), example, picture, api_name="choose", **quick)
     sent = upload.upload(told(dropped), upload, [picture, example], api_name="upload", **quick)
-    for step in (loaded, sent):
-        step.success(api_visibility="private", **work)
     switched = mechanism.input(
         lambda name: gr.Dropdown(_heads(sizes(name)[1]), value=on.MEAN), mechanism, head, api_name="heads", **quick
     )
-    switched.success(api_visibility="private", **work)
+    done += [before.success(api_visibility="private", **work) for before in (loaded, sent, switched)]
     for tab, name in ((first, TABS[0]), (second, TABS[1]), (third, TABS[2])):
         opened = tab.select(lambda name=name: name, None, active, api_visibility="private", queue=False)
-        opened.success(api_visibility="private", **work)
-    percent.input(
-        told(on.removal_tab), [curves, percent], removal_html, api_name="step", trigger_mode="always_last", **quick
-    )
+        done.append(opened.success(api_visibility="private", **work))
+    here = (told(step), [active, curves, percent], removal_html)
+    percent.input(*here, api_name="step", trigger_mode="always_last", **quick)
+    for before in done:
+        before.success(*here, api_visibility="private", **quick)
 
 
 def _heads(count: int) -> list[str]:
@@ -172,23 +180,23 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
                 '<p class="note">Nothing streamed yet. A megapixel takes a few seconds.</p>', elem_id="window"
             )
 
-    def streamed(name: str | None, path: str | None, progress: gr.Progress = gr.Progress()) -> tuple[Scene, str]:  # noqa: B008
+    def streamed(name: str | None, path: str | None, progress: gr.Progress = gr.Progress()) -> tuple[Scene, Any]:  # noqa: B008
         if path is None and name not in places:
             raise ValueError(f"choose an image, one of {names}, or drop a file")
         chosen = Path(path) if path is not None else places[str(name)]
         progress(0, desc="opening")
         found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text))
-        return found, show_view(found, view(found))
+        return found, gr.skip()  # the window hears of the progress; what it shows depends on the sliders
 
     def moved(found: Scene | None, zoom: float, across: float, down: float) -> Any:
         return gr.skip() if found is None else show_view(found, view(found, across / 100, down / 100, zoom))
 
     options: dict[str, Any] = {"concurrency_id": "stream", "concurrency_limit": 1}
-    button.click(told(streamed), [name, upload], [scene, window], api_name="stream", **options)
-    gr.on(
-        [zoom.change, across.change, down.change], told(moved), [scene, zoom, across, down], window,
-        api_name="move", trigger_mode="always_last", show_progress="hidden",
-    )  # fmt: skip
+    done = button.click(told(streamed), [name, upload], [scene, window], api_name="stream", **options)
+    here: tuple[Any, ...] = (told(moved), [scene, zoom, across, down], window)
+    done.success(*here, api_visibility="private", show_progress="hidden")
+    moves = [zoom.change, across.change, down.change]
+    gr.on(moves, *here, api_name="move", trigger_mode="always_last", show_progress="hidden")
 
 
 def theme() -> gr.themes.Base:
@@ -222,6 +230,8 @@ def serve(
     """
     if not max_megapixels > 0:
         raise ValueError(f"max_megapixels must be more than 0, got {max_megapixels!r}")
+    if port is not None:
+        check_free(port)
     page = build(files, max_megapixels)
     _, address, _ = page.launch(
         server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,
@@ -229,3 +239,18 @@ def serve(
         theme=theme(), css=CSS, state_session_capacity=100,
     )  # fmt: skip
     return page, address
+
+
+def check_free(port: int) -> None:
+    """Refuse a port of this machine that another program listens on, or that may not be used.
+
+    Example:
+        >>> check_free(7860)
+    """
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            why = str(error.strerror).lower()
+            raise OSError(f"port {port} cannot be used ({why}): choose another --port, or none") from error

@@ -23,6 +23,7 @@ from . import (
 )
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, wherever typer takes it from
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 LONGEST = 600  # characters of an error; a failed compilation brings the compiler's whole output
 
 app = typer.Typer(
@@ -70,9 +71,24 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv[1:]:
             raise
-        expected = isinstance(error, ValueError | OSError | RuntimeError | ImportError)
-        fail(str(error) if expected else f"{type(error).__name__}: {error} (infsa --debug shows where)", 1)
+        fail(explanation(error), 1)
+    if code == INTERRUPTED:
+        fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def explanation(error: Exception) -> str:
+    """What an error says to somebody who did not write this program.
+
+    Example:
+        >>> explanation(FileExistsError(17, "File exists", "report"))
+        'report: File exists'
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ValueError | OSError | RuntimeError | ImportError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (infsa --debug shows where)"
 
 
 def fail(message: str, code: int) -> None:

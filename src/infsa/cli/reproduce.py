@@ -58,15 +58,15 @@ def reproduce(
     if plan:
         show_targets(names, as_json)
         return
+    docs = results.resolve().parent.parent / "docs"
+    if document and not docs.is_dir():
+        raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
     console = Console(quiet=as_json)
     sources = open_sources(names, scale, results, out, device, budget, console)
     with progress_report(console) as report:
         ledger = make_ledger(names, sources, report)
     files = [write_json(ledger, out / "ledger.json")]
     if document:
-        docs = results.resolve().parents[1] / "docs"
-        if not docs.is_dir():
-            raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
         files = [write_json(ledger, results / "ledger.json"), docs / "reproduction.md"]
         write_atomically(files[1], lambda aside: aside.write_text(page(ledger), encoding="utf-8"))
     if as_json:

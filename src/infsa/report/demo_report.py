@@ -37,13 +37,14 @@ def write_report(folder: Path, demo: Demo, models: Models, timing: dict[str, Any
         speed_section(timing),
     ]
     facts = provenance()
-    footer = f"infsa {facts['infsa']}, torch {facts['torch']}, {facts['cpu']}, {facts['threads']} thread(s). "
+    threads = f"{facts['threads']} thread{'s' * (facts['threads'] != 1)}"
+    footer = f"infsa {facts['infsa']}, torch {facts['torch']}, {facts['cpu']}, {threads}. "
     footer += "Seeds, settings and all numbers are in demo.json beside this page."
     opening = (
         "Attention can be read as a walk on a graph of image patches. This page shows what that buys and what it does "
-        "not, measured on this machine with the small models that come with the package (2.5 million parameters, 64 "
-        "pixels, 50 classes). Three mechanisms stand side by side: softmax, Pure InfSA (all pairs, ReLU, no softmax) "
-        "and Linear-InfSA (one ranking of the patches, in time proportional to their number)."
+        "not, measured on this machine with the small models that come with the package (2.5 to 2.7 million "
+        "parameters, 64 pixels, 50 classes). Three mechanisms stand side by side: softmax, Pure InfSA (all pairs, "
+        "ReLU, no softmax) and Linear-InfSA (one ranking of the patches, in time proportional to their number)."
     )
     return write_page(folder / "report.html", "Infinite Self-Attention in a minute", opening, sections, footer)
 

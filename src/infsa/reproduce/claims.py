@@ -27,7 +27,8 @@ RULE = (
     "A statement is reproduced if it holds under the paper's conditions, direction only if it holds under others, and "
     "not reproduced if a single measurement contradicts it.",
     "A ratio of two times of one run, at the paper's resolution, depth, heads and batch, counts as measured under its "
-    "conditions on any GPU; a time or an energy by itself only on the paper's.",
+    "conditions on any GPU; a time or an energy by itself only on the paper's. The error of a time is that of the "
+    "rounds of its run; a count has none.",
     "Whatever has no measurement cannot be checked here; the ledger says what it needs.",
 )
 
@@ -76,6 +77,8 @@ def judge(claim: Claim, reading: Reading) -> tuple[str, str]:
         >>> judge(Claim("speed-up", "ratio", 13.4, None), Reading(2.0, same=True))
         ('direction only', '27 % of the logarithm')
     """
+    if not (math.isfinite(reading.value) and math.isfinite(reading.error)):
+        raise ValueError(f"{claim.what}: a measurement must be a finite number, got {reading.value} ± {reading.error}")
     if claim.kind == "value":
         return _judge_value(claim, reading)
     if claim.kind == "statement":
@@ -95,12 +98,15 @@ def _judge_value(claim: Claim, reading: Reading) -> tuple[str, str]:
     if abs(reading.value - claim.paper) <= allowed * (1 + 1e-9):
         return _best(reading), f"within {_short(allowed)}"
     if reading.same:
-        return NOT, f"{reading.value / claim.paper:.3g} times the paper's value"
+        times = f"{_short(reading.value / claim.paper)} times the paper's value" if claim.paper else "not 0"
+        return NOT, times
     return UNCHECKED, f"needs {reading.needs or 'the conditions of the paper'}"
 
 
 def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     ratio = claim.kind == "ratio"
+    if ratio and reading.value <= 0:
+        raise ValueError(f"{claim.what}: a ratio must be more than 0, got {reading.value}")
     ours = math.log(reading.value) if ratio else reading.value
     noise = NOISE * (reading.error / reading.value if ratio else reading.error)
     if ours <= noise:

@@ -15,7 +15,7 @@ from ..version import __version__
 from .claims import Unavailable
 
 MADE_BY = {
-    "bench-h200.json": "a CUDA GPU: infsa bench --preset table1 --preset resolution --preset limits",
+    "bench-h200.json": "a CUDA GPU: infsa bench, by the command in benchmarks/table1.py",
     "attention-quality.json": "trained models and a data set with boxes: infsa quality",
     "alignment.json": "trained models: infsa align",
     "ablation.json": "a GPU and a data set: infsa ablate",
@@ -62,7 +62,10 @@ class Sources:
             path = self.results / name
             if not path.exists():
                 raise Unavailable(f"needs {name}, from {MADE_BY[name]}")
-            self._open[name] = read_json(path)
+            try:
+                self._open[name] = read_json(path)
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged: {error}") from error
         self.read.add(name)
         return self._open[name]
 
@@ -77,12 +80,20 @@ class Sources:
     def computed(self, name: str, config: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Numbers computed once for each configuration and version, then read from the cache.
 
+        A damaged file is made again.
+
         Example:
             >>> sources.computed("parameters", {"depth": 4}, lambda: {"softmax": 57.65})
         """
         config = {"name": name, "infsa": __version__, "torch": torch.__version__, **config}
         key = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
         path = self.cache / f"{name}-{key}.json"
-        if not path.exists():
-            write_json({"config": config, "numbers": compute()}, path)
-        return read_json(path)["numbers"]
+        try:
+            kept = read_json(path)
+            if kept["config"] == config:
+                return kept["numbers"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            pass
+        numbers = compute()
+        write_json({"config": config, "numbers": numbers}, path)
+        return numbers

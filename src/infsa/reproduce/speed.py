@@ -1,6 +1,9 @@
 """Speed, memory and energy: Table 1 and the figures drawn from it."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,9 +11,9 @@ import torch
 
 from ..bench.cases import NINE, Case
 from ..bench.presets import DEEP, FOUR
-from ..bench.scaling import groups_of_sizes, slopes
+from ..bench.scaling import Slope, groups_of_sizes, slopes
 from ..models import create_model
-from .claims import Claim, Reading, Unavailable
+from .claims import NOISE, Claim, Reading, Unavailable
 from .sources import Sources, paper
 
 CONFIGS: dict[str, dict[str, Any]] = {"4L-64H": FOUR, "24L-16H": DEEP}
@@ -72,15 +75,28 @@ def joules(row: Row) -> float:
 Value = Callable[[Row], float]
 
 
+def noise(row: Row) -> float:
+    """The relative standard error of a row's time, from the medians of its rounds; 0 if there was one round.
+
+    Example:
+        >>> noise({"latency_ms": {"median": 2.0, "rounds": [1.9, 2.0, 2.1]}})
+        0.0289
+    """
+    rounds = row["latency_ms"].get("rounds", ())
+    return statistics.stdev(rounds) / math.sqrt(len(rounds)) / milliseconds(row) if len(rounds) > 1 else 0.0
+
+
 def ratio(over: str, under: str, value: Value, side: int, fields: Row, mode: str, sources: Sources) -> Reading:
     """How many times larger a number of one mechanism is than another's, in one run.
 
     Example:
         >>> ratio("softmax-naive", "infsa_linear", milliseconds, 1024, FOUR, "infer", sources)
     """
-    first, second = (value(bench_row(sources, name, side, mode, **fields)) for name in (over, under))
+    rows = [bench_row(sources, name, side, mode, **fields) for name in (over, under)]
+    first, second = map(value, rows)
     conditions = f"{machine(sources)}: {first:.3g} against {second:.3g}"
-    return Reading(first / second, conditions=conditions, same=True, file=sources.bench_name)
+    error = first / second * math.hypot(*map(noise, rows))
+    return Reading(first / second, error, conditions, same=True, file=sources.bench_name)
 
 
 def absolute(mechanism: str, value: Value, side: int, fields: Row, mode: str, sources: Sources) -> Reading:
@@ -89,8 +105,10 @@ def absolute(mechanism: str, value: Value, side: int, fields: Row, mode: str, so
     Example:
         >>> absolute("infsa_linear", milliseconds, 1024, FOUR, "infer", sources)
     """
-    found = value(bench_row(sources, mechanism, side, mode, **fields))
-    return Reading(found, conditions=machine(sources), needs=A100, file=sources.bench_name)
+    row = bench_row(sources, mechanism, side, mode, **fields)
+    gpu = machine(sources)
+    same = "A100" in gpu and "40GB" in gpu
+    return Reading(value(row), value(row) * noise(row), gpu, same, needs=A100, file=sources.bench_name)
 
 
 def lead(value: Value, fields: Row, others: Sequence[str], sources: Sources) -> Reading:
@@ -101,9 +119,8 @@ def lead(value: Value, fields: Row, others: Sequence[str], sources: Sources) -> 
     """
     found = {name: value(bench_row(sources, OURS[name], 1024, **fields)) for name in others}
     best = min(found, key=found.__getitem__)
-    ours = value(bench_row(sources, "infsa_linear", 1024, **fields))
-    conditions = f"{machine(sources)}; best other: {best}"
-    return Reading(found[best] / ours, conditions=conditions, same=True, file=sources.bench_name)
+    reading = ratio(OURS[best], "infsa_linear", value, 1024, fields, "infer", sources)
+    return replace(reading, conditions=f"{reading.conditions}; best other: {best}")
 
 
 def tier(names: Sequence[str], sources: Sources) -> Reading:
@@ -112,10 +129,10 @@ def tier(names: Sequence[str], sources: Sources) -> Reading:
     Example:
         >>> tier(["linformer", "soft", "agent"], sources)
     """
-    base = milliseconds(bench_row(sources, "softmax-naive", 1024, **FOUR))
-    found = [base / milliseconds(bench_row(sources, name, 1024, **FOUR)) for name in names]
-    conditions = machine(sources) + ": " + ", ".join(f"{n} {x:.2f}" for n, x in zip(names, found, strict=True))
-    return Reading(sum(found) / len(found), conditions=conditions, same=True, file=sources.bench_name)
+    found = [ratio("softmax-naive", name, milliseconds, 1024, FOUR, "infer", sources) for name in names]
+    conditions = machine(sources) + ": " + ", ".join(f"{n} {x.value:.2f}" for n, x in zip(names, found, strict=True))
+    mean, error = statistics.mean(x.value for x in found), math.hypot(*(x.error for x in found)) / len(found)
+    return Reading(mean, error, conditions, same=True, file=sources.bench_name)
 
 
 def others_run_out(side: int, sources: Sources) -> Reading:
@@ -150,15 +167,15 @@ def linear_completes(sources: Sources) -> Reading:
     return Reading(float(peak <= MEMORY), conditions=conditions, same=True, file=sources.bench_name)
 
 
-def exponents(sources: Sources) -> dict[str, float]:
+def exponents(sources: Sources) -> dict[str, Slope]:
     """The exponent of N in the time of one attention layer, by mechanism.
 
     Example:
-        >>> exponents(sources)["infsa_linear"]
+        >>> exponents(sources)["infsa_linear"].value
     """
     for name, rows in groups_of_sizes(sources.bench()["rows"].values()).items():
         if name.startswith("attention") and ", infer," in name:
-            return {key: found.value for key, found in slopes(rows).items() if found is not None}
+            return {key: found for key, found in slopes(rows).items() if found is not None}
     raise Unavailable("needs one attention layer at three sizes or more: infsa bench --preset resolution")
 
 
@@ -172,11 +189,10 @@ def near_linear(sources: Sources) -> Reading:
     found = exponents(sources)
     if "infsa_linear" not in found:
         raise Unavailable("needs Linear-InfSA at three sizes or more: infsa bench --preset resolution")
-    listed = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-    conditions = f"{machine(sources)}, one layer; time ~ N^x: {listed}"
-    return Reading(
-        float(found["infsa_linear"] <= NEAR_LINEAR), conditions=conditions, same=True, file=sources.bench_name
-    )
+    listed = ", ".join(f"{name} {slope.value:.2f}" for name, slope in found.items())
+    conditions = f"{machine(sources)}, one layer instead of a model; time ~ N^x: {listed}"
+    near = found["infsa_linear"].value <= NEAR_LINEAR
+    return Reading(float(near), conditions=conditions, file=sources.bench_name)
 
 
 def parameters(config: str, mechanism: str, sources: Sources) -> Reading:
@@ -286,8 +302,10 @@ def depth() -> list[Claim]:
     best = min(rows[name]["infer_ms"] for name in others)
 
     def slower(sources: Sources) -> Reading:
-        four, deep = (milliseconds(bench_row(sources, "infsa_linear", 1024, **fields)) for fields in (FOUR, DEEP))
-        return Reading(deep / four, conditions=machine(sources), same=True, file=sources.bench_name)
+        rows = [bench_row(sources, "infsa_linear", 1024, **fields) for fields in (DEEP, FOUR)]
+        deep, four = map(milliseconds, rows)
+        error = deep / four * math.hypot(*map(noise, rows))
+        return Reading(deep / four, error, machine(sources), same=True, file=sources.bench_name)
 
     return [
         Claim("Linear, throughput of 4L over 24L", "ratio",
@@ -304,8 +322,10 @@ def latency() -> list[Claim]:
         found = exponents(sources)
         if "softmax-flash" not in found or "infsa_linear" not in found:
             raise Unavailable("needs Linear-InfSA and flash softmax at three sizes: infsa bench --preset resolution")
-        value = found["softmax-flash"] - found["infsa_linear"]
-        return Reading(value, conditions=f"{machine(sources)}, one layer", same=True, file=sources.bench_name)
+        flash, linear = found["softmax-flash"], found["infsa_linear"]
+        error = math.hypot(flash.high - flash.value, linear.high - linear.value) / NOISE  # from 95 % intervals
+        conditions = f"{machine(sources)}, one layer instead of a model"
+        return Reading(flash.value - linear.value, error, conditions, file=sources.bench_name)
 
     return [
         Claim(f"Linear InfViT scales near-linearly (exponent at most {NEAR_LINEAR})", "statement", 1, near_linear),
@@ -321,6 +341,8 @@ def extreme() -> list[Claim]:
         ("Linear 4L, train 4096²", "train_4096_ms", milliseconds, 4096, FOUR, "train"),
         ("Linear 24L, infer 9216²", "infer_9216_deep_ms", milliseconds, 9216, DEEP, "infer"),
         ("Linear 4L, infer 9216², energy per image", "infer_9216_joules", joules, 9216, FOUR, "infer"),
+        ("Linear 24L, infer 9216², energy per image", "infer_9216_deep_joules", joules, 9216, DEEP, "infer"),
+        ("Linear 4L, train 4096², energy per image", "train_4096_joules", joules, 4096, FOUR, "train"),
     ]
     return [
         Claim("Linear 4L completes 9216² inference in 40 GB", "statement", 1, linear_completes),
