@@ -29,13 +29,13 @@ def main() -> None:
     if GPU.exists():
         content = read_results(GPU)
         tables |= {name: filled(table) for name, table in gpu_tables(content).items()}
-        tables["machine"] = machine(content)
+        tables["machine"] = bench_tables.machine_line(content) + "\n"
         drawn = draw_bench(content, IMAGES)
         tables["figures"] = "".join(f"![{path.stem}](images/bench/{path.name})\n\n" for path in drawn)
     tables["quick"] = tables["quick-figure"] = NOT_RUN
     if CPU.exists():
         content = read_results(CPU)
-        tables["quick"] = machine(content) + "\n" + slopes(content)
+        tables["quick"] = bench_tables.machine_line(content) + "\n\n" + slopes(content)
         paths = draw_bench(content, IMAGES / "quick")
         tables["quick-figure"] = "".join(f"![{path.stem}](images/bench/quick/{path.name})\n" for path in paths)
     write_tables(ROOT / "docs" / "benchmarks.md", tables)
@@ -65,16 +65,6 @@ def filled(table: Rows | str) -> str:
 def slopes(content: dict) -> str:
     """All slope tables, each under its name."""
     return "\n".join(f"{name}:\n\n{markdown(table)}" for name, table in bench_tables.slope_tables(content).items())
-
-
-def machine(content: dict) -> str:
-    """The machine and the versions, in one line."""
-    facts = content["machines"][-1]
-    where = facts.get("gpu") or f"{facts['cpu']}, {facts['threads']} threads"
-    idle = content.get("idle_watts")
-    watts = f", idle {idle:.0f} W" if idle else ""
-    several = f", {len(content['machines'])} machines of this kind" if len(content["machines"]) > 1 else ""
-    return f"{where}{several}; torch {facts['torch']}; energy: {facts['energy']}{watts}.\n"
 
 
 if __name__ == "__main__":

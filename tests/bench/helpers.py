@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from infsa.bench.cases import Case
-from infsa.bench.suite import Settings, run_plan
+from infsa.bench.settings import Settings
+from infsa.bench.suite import run_plan
 
 HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_worker.py"))

@@ -1,13 +1,14 @@
 """Counted multiply-adds are those of the equations."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from infsa.bench.build import build_module, count_parameters
-from infsa.bench.cases import NINE, Case
+from infsa.bench.build import build, build_module, count_parameters
+from infsa.bench.cases import CONTROLS, NINE, Case
 from infsa.bench.flops import attention_formula, count, flop_crossover, formula
 from infsa.bench.scaling import paper_crossover
 from infsa.models import InfViT
@@ -20,7 +21,7 @@ SHAPES = [  # depth, heads, width, size
 ]
 
 
-@pytest.mark.parametrize("mechanism", NINE)
+@pytest.mark.parametrize("mechanism", [*NINE, *CONTROLS])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_counts_are_the_formulas(mechanism, shape):
     depth, heads, width, size = shape
@@ -31,12 +32,32 @@ def test_counts_are_the_formulas(mechanism, shape):
     assert count(layer).macs == attention_formula(case)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "linformer", "flatten", "mlla", "infsa_pure", "infsa_linear"])
+@pytest.mark.parametrize("mechanism", [*NINE, *CONTROLS])
 def test_a_backward_pass_is_two_forward_passes(mechanism):
-    """Every product has two gradients, except that images need none. The others multiply by constants too."""
-    case = Case(mechanism, 2, 4, (64, 96), width=64)
-    stem = 4 * 6 * 3 * 16**2 * 64
-    assert count(replace(case, mode="train")).macs == 3 * formula(case) - stem
+    """Every product has two gradients, except that images and constant factors need none."""
+    depth, heads, width = 2, 4, 64
+    case = Case(mechanism, depth, heads, (64, 96), width=width)
+    h, w = case.grid
+    stem = h * w * 3 * 16**2 * width
+    pooled = {"agent": 7, "soft": 14}.get(mechanism, 0)
+    constant = width * pooled * (h * w + w * pooled)  # bins of the pooling
+    if mechanism == "performer":
+        constant = 2 * case.tokens * width * int(16 * math.log(16))  # random directions
+    if mechanism == "mean":
+        constant = heads * case.tokens * width  # 1/N
+    if mechanism == "soft":  # 20 Newton steps without gradient; two products after them with one gradient each
+        constant += heads * 49**3 * (2 * 2 * 20 + 2)
+    assert count(replace(case, mode="train")).macs == 3 * formula(case) - stem - depth * constant
+
+
+@pytest.mark.parametrize("mechanism", ["linformer", "performer"])
+def test_counts_do_not_depend_on_the_batch(mechanism):
+    """Against torch's count of three images, forward and backward, run for real."""
+    case = Case(mechanism, 2, 4, (64, 96), "train", batch=3, width=64, dtype="float32")
+    built = build(case, "cpu")
+    with FlopCounterMode(display=False) as counter:
+        built.call()
+    assert 3 * count(case).flops == counter.get_total_flops()
 
 
 def test_two_depths_tell_all():

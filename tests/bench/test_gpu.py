@@ -6,7 +6,8 @@ import torch
 from infsa.bench.child import Child
 from infsa.bench.memory import largest
 from infsa.bench.presets import group
-from infsa.bench.suite import Settings, run_plan
+from infsa.bench.settings import Settings
+from infsa.bench.suite import run_plan
 
 from .helpers import ALLOCATING, cases, rows_by_name
 

@@ -1,11 +1,14 @@
 """The search finds the limit, and an artificial cap is one."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infsa.bench.cases import Case
 from infsa.bench.child import Child
-from infsa.bench.memory import largest, resource_of
+from infsa.bench.flops import formula
+from infsa.bench.memory import largest, next_side, resource_of
 
 from .helpers import ALLOCATING, cases
 
@@ -19,6 +22,22 @@ def test_the_search_finds_the_limit(limit, start, most, tolerance):
     assert best - found.size <= max(1, tolerance * found.size) - (tolerance * found.size < 2)
     assert found.ran_out == (None if limit >= most else "memory")
     assert len({probe.size for probe in found.probes}) == len(found.probes)
+
+
+@pytest.mark.parametrize(("mechanism", "at_1024"), [("softmax", 0.004), ("infsa_linear", 0.004), ("softmax", 2.0)])
+def test_a_search_never_runs_far_beyond_its_time_limit(mechanism, at_1024):
+    """Times that grow with the multiply-adds and a limit of 3 s: the next size is chosen by them, not by doubling."""
+    case = Case(mechanism, size=(512, 512), limit=True)
+    times = {}
+
+    def try_size(side):
+        times[side] = at_1024 * formula(case.at(16 * side)) / formula(case.at(1024))
+        return "time" if times[side] > 3 else None
+
+    found = largest(try_size, 32, 4096, 0.03, lambda side: next_side(case, 16 * side, times[side], 3.0) // 16)
+    assert max(times.values()) < 3 * 1.5
+    assert times[found.size] <= 3
+    assert at_1024 * formula(case.at(round(16 * 1.05 * found.size) // 16 * 16)) / formula(case.at(1024)) > 3
 
 
 def test_a_capped_process_ends_where_the_cap_is():

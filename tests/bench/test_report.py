@@ -1,13 +1,15 @@
 """Tables and figures come from a result file alone, and always the same."""
 
+import copy
+import json
 from pathlib import Path
 
 import pytest
 
 from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR, group
-from infsa.bench.results import about, measured
-from infsa.report import bench_documents, bench_tables
+from infsa.bench.results import about, measured, read_results
+from infsa.report import bench_compare, bench_documents, bench_tables
 from infsa.report.bench_figures import FIGURES, draw_bench, save
 from infsa.report.published import accuracy_figure, published
 
@@ -33,7 +35,14 @@ def synthetic():
     reason = {"status": "failed", "reason": "OutOfMemoryError: no", "ran_out": "GPU memory"}
     rows[failed.key] = {"case": failed.as_dict(), **about(failed), **reason}
     limit = Case("softmax-naive", size=(512, 512), limit=True, **FOUR)
-    found = {"side": 1504, "tokens": 8837, "ran_out": "GPU memory", "cap_bytes": 2**30, "probes": []}
+    found = {
+        "side": 1504,
+        "tokens": 8837,
+        "ran_out": "GPU memory",
+        "cap_bytes": 2**30,
+        "limit_seconds": 3.0,
+        "probes": [],
+    }
     rows[limit.key] = {"case": limit.as_dict(), **about(limit), "status": "done", "limit": found}
     check = {"when": "start", "after_s": 5.0, "harness_ms": 1.0, "direct_ms": 1.01, "ratio": 0.99, "tflops": 700.0}
     return {"format": 1, "machines": [], "settings": {}, "checks": [check], "rows": rows}
@@ -94,8 +103,57 @@ def test_the_measured_crossover_lies_where_the_times_do(content):
 def test_failures_are_words_in_the_tables(content):
     assert any("out of GPU memory" in row for row in bench_documents.stress_table(content).rows)
     assert bench_tables.limit_table(content).rows == [
-        ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00"]
+        ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
     ]
+
+
+def test_unfinished_rows_say_so(content):
+    (row,) = (row for row in content["rows"].values() if row["case"]["limit"])
+    partial = {**content, "rows": {"a": {**row, "status": "partial", "reason": "budget"}}}
+    assert bench_tables.limit_table(partial).rows[0][3:6] == ["at least 1504²", "8,837", "partial: budget"]
+    (row, *_) = content["rows"].values()
+    assert bench_tables.latency({**row, "status": "partial"}).endswith(", partial")
+
+
+def test_files_are_compared_row_by_row(content):
+    slower = copy.deepcopy(content)
+    key, other, *_, failed, limit = content["rows"]
+    slower["rows"][key]["latency_ms"]["median"] *= 2
+    slower["rows"][limit]["limit"]["side"] = 3008
+    slower["machines"] = [{"gpu": "B", "torch": "1", "energy": "NVML"}]
+    del slower["rows"][other]
+    found = {row["row"]: row for row in bench_compare.compare_rows(content, slower)}
+    assert found[key]["ms_ratio"] == pytest.approx(2)
+    assert (found[limit]["first"], found[limit]["second"], found[limit]["side_ratio"]) == (1504, 3008, 2)
+    assert failed not in found
+    assert len(found) == len(content["rows"]) - 2
+    assert len(bench_compare.compare_table(content, slower).rows) == len(found)
+    note = bench_compare.compare_note(content, slower)
+    assert "First: an unknown machine. Second: B; torch 1; energy: NVML." in note
+    assert note.endswith("only one file has: 1 and 0.")
+    assert bench_compare.compare_rows({"rows": {}}, content) == []
+
+
+def test_throttling_is_named():
+    content = {"rows": {"a": {"gpu": {"throttled": ["power cap"]}}, "b": {"gpu": {"throttled": []}}, "c": {}},
+               "machines": [{"gpu": "H", "torch": "2", "energy": "NVML"}], "idle_watts": 70.4}  # fmt: skip
+    assert bench_tables.machine_line(content) == (
+        "H; torch 2; energy: NVML, idle 70 W; clock lowered by power cap in 1 row."
+    )
+
+
+def test_rows_of_another_version_are_drawn(content, tmp_path):
+    """With what it adds, without what this version added, and under another version's name."""
+    other = copy.deepcopy(content)
+    other["machines"] = [{"infsa": "99", "torch": "0", "new": 1}]
+    for row in other["rows"].values():
+        row["new"] = {"a": 1}
+        del row["case"]["limit"]
+    (tmp_path / "r.json").write_text(json.dumps({"format": 1, **other}))
+    contents = content, read_results(tmp_path / "r.json")
+    first, second = (save(FIGURES["latency"](found), tmp_path / f"{i}.png") for i, found in enumerate(contents))
+    assert first.read_bytes() == second.read_bytes()
+    assert bench_tables.limit_table(contents[1]).rows == []
 
 
 @pytest.mark.parametrize(

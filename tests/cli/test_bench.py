@@ -29,9 +29,10 @@ def test_a_run_from_the_beginning_to_a_comparison(monkeypatch, capsys, tmp_path)
 
     code, printed, _ = run(monkeypatch, capsys, "bench", "--compare", str(out), str(out), "--json")
     assert code == 0
-    assert {row["time ratio"] for row in json.loads(printed)} == {"1.000"}
+    assert {row["ms_ratio"] for row in json.loads(printed)} == {1.0}
     code, printed, _ = run(monkeypatch, capsys, "bench", "--compare", str(out), str(out))
-    assert "time ratio" in printed
+    assert "1.000" in printed
+    assert "Rows that only one file has: 0 and 0." in " ".join(printed.split())
 
 
 def test_plans_can_be_read_before_they_run(monkeypatch, capsys):
@@ -62,6 +63,12 @@ def test_plans_can_be_read_before_they_run(monkeypatch, capsys):
         (["--seconds", "0"], "seconds must be positive, got 0.0"),
         (["--device", "tpu"], "'tpu'"),
         (["--max-resolution", "--energy"], "limit row has no energy"),
+        (["--max-resolution", "--resolution", "64x96"], "among squares, got a start of (64, 96)"),
+        (["--max-resolution", "--resolution", "64", "--resolution", "96"], "starts at one --resolution"),
+        (["--memory-cap", "1"], "add --max-resolution"),
+        (["--time-limit", "1", "--preset", "table1"], "add --max-resolution"),
+        (["--max-resolution", "--memory-cap", "-1"], "a memory cap must be positive"),
+        (["--budget", "-1"], "budget must be 0 or more seconds, got -1.0"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, message, monkeypatch, capsys, tmp_path):
@@ -70,6 +77,13 @@ def test_wrong_usage_is_one_line(arguments, message, monkeypatch, capsys, tmp_pa
     assert (code, printed) == (2, "")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_run_without_a_single_number_has_failed(monkeypatch, capsys, tmp_path):
+    command = ["bench", *TINY, "--mechanism", "softmax-cudnn", "--device", "cpu", "--out", str(tmp_path / "b.json")]
+    code, printed, _ = run(monkeypatch, capsys, *command)
+    assert code == 1
+    assert "failed" in printed
 
 
 def test_files_that_are_no_results(monkeypatch, capsys, tmp_path):

@@ -5,7 +5,8 @@ from .flops import count, flop_crossover, formula
 from .memory import largest
 from .presets import PRESETS
 from .results import read_results
-from .suite import Settings, run_plan
+from .settings import Settings
+from .suite import run_plan
 
 __all__ = [
     "NINE",

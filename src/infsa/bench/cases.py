@@ -41,9 +41,13 @@ VARIANTS: dict[str, Variant] = {
     "infsa_pure": Variant("Pure InfSA", "infsa_pure", "N² d"),
     "infsa_pure-triton": Variant("Pure InfSA, Triton", "infsa_pure", "N² d", {"impl": "triton"}),
     "infsa_linear": Variant("Linear-InfSA", "infsa_linear", "N"),
+    "mean": Variant("mean pooling", "mean", "N"),
+    "energy": Variant("energy pooling", "energy", "N"),
+    "fastformer": Variant("Fastformer", "fastformer", "N d"),
 }
 PEERS = ("linformer", "performer", "soft", "flatten", "agent", "mlla")
 NINE = ("softmax", *PEERS, "infsa_pure", "infsa_linear")  # the paper's, softmax in its fused form
+CONTROLS = ("mean", "energy", "fastformer")  # simpler ways to share one vector
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Case:
             raise ValueError(f"part='attention' is one layer, got depth={self.depth}")
         if self.limit and self.energy:
             raise ValueError("a limit row has no energy, got limit=True and energy=True")
+        if self.limit and self.size[0] != self.size[1]:
+            raise ValueError(f"the largest image is searched among squares, got a start of {self.size}")
 
     @property
     def variant(self) -> Variant:

@@ -39,30 +39,33 @@ class Child:
 
         ``meanwhile`` is called while the worker works.
         """
-        if self.process is None:
-            self._start()
-            limit += START
+        if self.process is None and not (started := self._start()).get("ready"):
+            return started
         assert self.process is not None
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
-            if meanwhile is not None:
-                meanwhile()
-            line = self.answers.get(timeout=limit)
         except BrokenPipeError:
-            line = None
-        except queue.Empty:
-            self.stop()
-            return {"failed": f"stopped after {limit:.0f} s", "ran_out": "time", "died": True}
-        if line is None:
             return self._died()
-        answer = json.loads(line)
+        if meanwhile is not None:
+            meanwhile()
+        answer = self._answer(limit)
         if answer.get("broken"):
             self.stop()
         return answer
 
-    def _start(self) -> None:
+    def _answer(self, limit: float) -> dict[str, Any]:
+        try:
+            line = self.answers.get(timeout=limit)
+        except queue.Empty:
+            self.stop()
+            return {"failed": f"stopped after {limit:.0f} s", "ran_out": "time", "died": True}
+        answer: dict[str, Any] = self._died() if line is None else json.loads(line)
+        return answer
+
+    def _start(self) -> dict[str, Any]:
+        """Start the worker and wait until it is ready, so that limits hold for jobs alone."""
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(
             self.command,
@@ -77,6 +80,11 @@ class Child:
         threading.Thread(target=_forward, args=(self.process.stdout, self.answers), daemon=True).start()
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(self.options) + "\n")
+        try:
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return self._died()
+        return self._answer(START)
 
     def _died(self) -> dict[str, Any]:
         assert self.process is not None

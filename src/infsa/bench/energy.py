@@ -1,6 +1,5 @@
 """Energy from the counters that a machine has: NVML on NVIDIA GPUs, RAPL on CPUs that show it."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,20 +54,26 @@ def find_meter(device: torch.device, gpu: "Gpu | None" = None) -> Meter | None:
 def rapl_meter(root: Path = RAPL) -> Meter | None:
     """The sum over all processor packages; None where the kernel shows no counter, or not to this user.
 
+    Counters of a package's parts, and that of the whole platform, would count the same joules again.
+
     Example:
         >>> meter = rapl_meter()
     """
     packages = [p for p in sorted(root.glob("intel-rapl:*")) if p.name.count(":") == 1]
-    counters = [(p / "energy_uj", int((p / "max_energy_range_uj").read_text())) for p in packages if _readable(p)]
+    try:
+        packages = [p for p in packages if (p / "name").read_text().startswith("package")]
+        counters = [(p / "energy_uj", _number(p / "max_energy_range_uj")) for p in packages]
+        last = [_number(path) for path, _ in counters]
+    except (OSError, ValueError):
+        return None
     if not counters:
         return None
-    last = [int(path.read_text()) for path, _ in counters]
     total = 0.0
 
     def joules() -> float:
         nonlocal total
         for index, (path, largest) in enumerate(counters):
-            now = int(path.read_text())
+            now = _number(path)
             total += (now - last[index]) % (largest + 1) / 1e6  # the counter starts again at 0
             last[index] = now
         return total
@@ -76,8 +81,8 @@ def rapl_meter(root: Path = RAPL) -> Meter | None:
     return Meter("RAPL", joules)
 
 
-def _readable(package: Path) -> bool:
-    return all(os.access(package / name, os.R_OK) for name in ("energy_uj", "max_energy_range_uj"))
+def _number(path: Path) -> int:
+    return int(path.read_text())
 
 
 def open_gpu(device: torch.device) -> "Gpu | str":
@@ -92,11 +97,9 @@ def open_gpu(device: torch.device) -> "Gpu | str":
         return "nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
-        handle = _handle(pynvml, device)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return Gpu(pynvml, _handle(pynvml, device))
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
-    return Gpu(pynvml, handle)
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
@@ -118,9 +121,14 @@ class Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
 
-    def meter(self) -> Meter:
-        """The counter of everything used since the driver was loaded."""
-        return Meter("NVML", lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3)
+    def meter(self) -> Meter | None:
+        """The counter of everything used since the driver was loaded; None on a GPU that has none."""
+        meter = Meter("NVML", lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3)
+        try:
+            meter.joules()
+        except self.nvml.NVMLError:
+            return None
+        return meter
 
     def state(self) -> dict[str, Any]:
         """What may explain a change of speed; what NVML does not tell is left out."""

@@ -2,7 +2,8 @@
 
 One multiply-add (MAC) is two FLOPs. Matrix products and convolutions count; what is done once per element (softmax,
 norms, activations, interpolation of tables) does not. Counting runs on tensors without content, on the path of plain
-matrix products: fused kernels do the same products.
+matrix products. Fused kernels do the same products, and more where they recompute: fused softmax and Pure InfSA form
+the scores again in the backward pass, and Linear-InfSA on a GPU takes its scores from x, H N D instead of N D.
 """
 
 import functools
@@ -101,6 +102,10 @@ def attention_formula(case: Case) -> int:
         return 4 * n * square + _pool(case, (7, 7)) + 4 * n * 49 * width + 9 * patches * width
     if name == "soft":
         return _soft_formula(case, n, d, patches)
+    if name in ("mean", "energy"):  # Σ a x for every head, two rows of projections; q for its norms
+        return (name == "energy") * n * square + heads * n * width + 2 * square
+    if name == "fastformer":  # q, k and the output; scores and sums twice
+        return 3 * n * square + 2 * n * width * heads + 2 * n * width
     raise ValueError(f"no formula for {name!r}")
 
 

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .cases import Case
+from .flops import formula
+
+OVER = 1.15  # how far beyond the time limit a search reaches
 GPU_WORDS = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 HOST_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
 
@@ -131,10 +135,17 @@ class Found(NamedTuple):
         return {"size": self.size, "ran_out": self.ran_out, "probes": [list(probe) for probe in self.probes]}
 
 
-def largest(try_size: Callable[[int], str | None], start: int, most: int, tolerance: float = 0.0) -> Found:
-    """Double from ``start`` until a size fails, then bisect, until the gap is 1 or ``tolerance`` of the size.
+def largest(
+    try_size: Callable[[int], str | None],
+    start: int,
+    most: int,
+    tolerance: float = 0.0,
+    grow: Callable[[int], int] = lambda size: 2 * size,
+) -> Found:
+    """Grow from ``start`` until a size fails, then bisect, until the gap is 1 or ``tolerance`` of the size.
 
-    ``try_size`` returns what ran out, or None. Sizes above ``most`` are not tried.
+    ``try_size`` returns what ran out, or None. Sizes above ``most`` are not tried. ``grow`` says what to try after a
+    size that ran, at least 1 more.
 
     Example:
         >>> largest(lambda size: "memory" if size > 70 else None, start=8, most=1000).size
@@ -149,7 +160,7 @@ def largest(try_size: Callable[[int], str | None], start: int, most: int, tolera
     good, bad, size = 0, most + 1, min(start, most)
     while good < most and bad > most:
         if runs(size):
-            good, size = size, min(2 * size, most)
+            good, size = size, min(max(grow(size), size + 1), most)
         else:
             bad = size
     while bad <= most and bad - good > max(1, tolerance * good):
@@ -160,3 +171,15 @@ def largest(try_size: Callable[[int], str | None], start: int, most: int, tolera
             bad = middle
     ran_out = next((probe.ran_out for probe in probes if probe.size == bad), None)
     return Found(good, ran_out, probes)
+
+
+def next_side(case: Case, side: int, seconds: float, limit: float) -> int:
+    """Twice the side, or less where the multiply-adds say that it would take far longer than the limit.
+
+    Example:
+        >>> next_side(Case("softmax"), 8192, seconds=2.7, limit=3.0)
+        8720
+    """
+    allowed = OVER * limit / seconds * formula(case.at(side))
+    sides = range(side + case.patch, 2 * side, case.patch)
+    return next((larger for larger in sides if formula(case.at(larger)) > allowed), 2 * side)

@@ -44,6 +44,16 @@ def table_names() -> tuple[str, ...]:
     return ("infsa_linear", "softmax-naive", *FUSED, *pure_names(), *PEERS)
 
 
+def compiled_names() -> tuple[str, ...]:
+    """What is worth compiling: Linear-InfSA, softmax, and Pure InfSA with its kernels, which "auto" leaves out there.
+
+    Example:
+        >>> compiled_names()
+        ('infsa_linear', 'softmax', 'infsa_pure-triton')
+    """
+    return ("infsa_linear", "softmax", "infsa_pure-triton" if validate.HAS_TRITON else "infsa_pure")
+
+
 def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields: Any) -> list[Case]:
     """One case per mechanism at a square resolution; those in ``energy`` get an energy window too.
 
@@ -55,7 +65,7 @@ def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields:
 
 
 def table1() -> Plan:
-    """The paper's Table 1: both configurations, then the stress test, then compiled models, then what the paper skips.
+    """The paper's Table 1: both configurations, the stress test, compiled models, and what the paper skips.
 
     Example:
         >>> len(table1()[0])
@@ -63,7 +73,6 @@ def table1() -> Plan:
     """
     names, few = table_names(), ("infsa_linear", "softmax-naive", "softmax-flash", fast_pure())
     linear = ["infsa_linear"]
-    three = ("infsa_linear", "softmax", fast_pure())
     others = (*FUSED, fast_pure(), *PEERS, "softmax-naive")
     return [
         group(names, 1024, energy=names, **FOUR),
@@ -73,17 +82,19 @@ def table1() -> Plan:
         group(names, 512, mode="train", energy=few[:3], **FOUR),
         group(names, 1024, energy=few, **DEEP),
         group(names, 512, mode="train", **DEEP),
-        group(three, 1024, compile="reduce-overhead", **FOUR),
-        group(linear, 9216, compile="default", **FOUR),
-        group(("infsa_linear", "softmax"), 4096, mode="train", compile="default", **FOUR),
-        group(three, 1024, compile="reduce-overhead", **DEEP),
+        group(compiled_names(), 1024, compile="reduce-overhead", **FOUR),
         group(others, 4096, mode="train", **FOUR),
-        group((*PEERS, "softmax-naive", fast_pure(), "softmax-cudnn"), 9216, **FOUR),
+        group((*PEERS, "softmax-naive", fast_pure()), 9216, **FOUR),
+        group(linear, 9216, compile="default", **FOUR),
+        group(("softmax-cudnn",), 9216, **FOUR),  # the slowest: 15 s a call on an H200
+        group(linear, 4096, mode="train", compile="default", **FOUR),
     ]
 
 
 def resolution() -> Plan:
     """Latency and memory against resolution, for the crossovers and the slopes; one size is not square.
+
+    First what the figures show of inference, then single layers, the ends before the middle; then the rest.
 
     Example:
         >>> resolution()[0][0].size
@@ -93,12 +104,12 @@ def resolution() -> Plan:
     quick = tuple(name for name in names if name not in ("infsa_pure", "softmax-naive") or name == fast_pure())
     plan = [group(names, side, **FOUR) for side in (512, 224, 1024, 2048)]
     plan += [group(quick, 4096, **FOUR)]
-    plan += [group(FUSED, side, **VIT_B) for side in (224, 512, 1024, 2048)]
-    plan += [group(names, side, mode="train", **FOUR) for side in (224, 512, 1024)]
-    plan += [group(quick, 2048, mode="train", **FOUR)]
-    plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]
     layer: dict[str, Any] = {"part": "attention", "depth": 1, "heads": 64}
-    return plan + [group(quick, side, **layer) for side in (1024, 1536, 2048, 3072, 4096)]
+    plan += [group(quick, side, **layer) for side in (1024, 4096, 2048, 3072, 1536)]
+    plan += [group(names, side, mode="train", **FOUR) for side in (1024, 224, 512)]
+    plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]
+    plan += [group(FUSED, side, **VIT_B) for side in (224, 512, 1024, 2048)]
+    return [*plan, group(quick, 2048, mode="train", **FOUR)]
 
 
 def limits() -> Plan:
@@ -114,13 +125,17 @@ def limits() -> Plan:
 
 
 def compiled() -> Plan:
-    """Every mechanism compiled, at 1024², where the table has three.
+    """What the table leaves out: softmax compiled in training at 4096²; the deep models and the peers at 1024².
 
     Example:
         >>> compiled()[0][0].compile
-        'reduce-overhead'
+        'default'
     """
-    return [group((*PEERS,), 1024, compile="reduce-overhead", **FOUR)]
+    return [
+        group(("softmax",), 4096, mode="train", compile="default", **FOUR),
+        group(compiled_names(), 1024, compile="reduce-overhead", **DEEP),
+        group(PEERS, 1024, compile="reduce-overhead", **FOUR),
+    ]
 
 
 def quick() -> Plan:

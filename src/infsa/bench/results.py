@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..files import read_json, write_atomically, write_json
@@ -32,6 +33,8 @@ class Results:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.suffix != ".json":
+            raise ValueError(f"the result file must end in .json, got {str(path)!r}")
         self.content: dict[str, Any] = {"format": FORMAT, "machines": [], "settings": {}, "checks": [], "rows": {}}
         if self.path.exists():
             self.content = read_results(self.path)
@@ -57,20 +60,27 @@ class Results:
         self.content["settings"] = settings
         self.save()
 
-    def missing(self, case: Case, retry: bool = False) -> bool:
-        """Whether a case still has to be measured; failures stay unless ``retry``."""
+    def missing(self, case: Case, retry: bool = False, terms: Mapping[str, Any] = MappingProxyType({})) -> bool:
+        """Whether a case still has to be measured; failures stay unless ``retry``, searches if under these terms."""
         row = self.rows.get(case.key)
         if row is None or row["status"] in ("partial", "not run"):
             return True
         if row["status"] == "failed":
             return retry
-        return case.energy and not case.limit and "energy" not in row
+        return not under(terms, row) if case.limit else case.energy and "energy" not in row
 
     def put(self, case: Case, status: str, **fields: Any) -> None:
         """Write a row, and the file."""
         known = {"case": case.as_dict(), **about(case), "machine": self.machine}
         self.rows[case.key] = {**known, "status": status, **fields}
         self.save()
+
+    def promise(self, case: Case, status: str, reason: str) -> None:
+        """Say why a row has no numbers yet; one that has some, or that failed before, keeps what it has."""
+        before = self.rows.get(case.key, {})
+        failed = status == "not run" and before.get("status") == "failed"
+        if not failed and not before.keys() & {"latency_ms", "limit"}:
+            self.put(case, status, reason=reason)
 
     def save(self) -> None:
         """Write both files."""
@@ -85,10 +95,32 @@ def read_results(path: str | Path) -> dict[str, Any]:
     Example:
         >>> read_results("runs/bench.json")["rows"]
     """
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT or "rows" not in content:
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not whole: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
         raise ValueError(f"{path} is not a result of infsa bench")
-    return content
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {content.get('format')!r}, this version reads {FORMAT}")
+    for key, row in content["rows"].items():
+        try:
+            read_case(row["case"])
+            row["status"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, row {key!r}: cannot be read: {error}") from error
+    return {"machines": [], "settings": {}, "checks": [], **content}
+
+
+def under(terms: Mapping[str, Any], row: Row) -> bool:
+    """Whether a search, finished or not, was made with this memory cap and time limit.
+
+    Example:
+        >>> under({"cap_bytes": None}, {"limit": {"cap_bytes": None, "side": 512}})
+        True
+    """
+    found = row.get("limit", {})
+    return all(name in found and found[name] == value for name, value in terms.items())
 
 
 def about(case: Case) -> Row:
@@ -139,7 +171,7 @@ def energy_row(answer: Row, batch: int, idle: float) -> Row:
         5.0
     """
     if answer.get("source") is None:
-        return {"source": None}
+        return dict(answer)
     images = answer["calls"] * batch
     return {
         "source": answer["source"],
@@ -172,7 +204,7 @@ def flat(row: Row) -> Row:
     Example:
         >>> flat(results.rows[key])["median_ms"]
     """
-    case, latency, energy = row["case"], row.get("latency_ms", {}), row.get("energy", {})
+    case, latency, energy = read_case(row["case"]).as_dict(), row.get("latency_ms", {}), row.get("energy", {})
     limit = row.get("limit", {})
     found = {
         "key": read_case(case).key,
@@ -185,6 +217,6 @@ def flat(row: Row) -> Row:
         **{name: energy.get(name) for name in ("joules_per_image", "joules_above_idle")},
         "energy_source": energy.get("source"),
         "max_side": limit.get("side"),
-        "ran_out": limit.get("ran_out"),
+        "ran_out": limit.get("ran_out", row.get("ran_out")),
     }
     return {name: found.get(name) for name in COLUMNS}

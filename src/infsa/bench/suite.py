@@ -1,5 +1,6 @@
 """Running a plan: rows in turns, a worker that may die, a budget, and a file that is valid at every moment."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -8,40 +9,21 @@ from typing import Any
 
 from .cases import Case
 from .child import COMMAND, Child
-from .energy import WINDOW
-from .memory import explain, largest
-from .results import Results, Row, counted, measured
+from .memory import explain, largest, next_side
+from .results import Results, Row, counted, measured, under
+from .settings import Settings
 from .timing import LONG
 
 ONE_ROUND = 2000.0  # milliseconds: a call that takes longer is timed in one round only
+GRACE = 15.0  # seconds that a job may take beyond the budget
+BUILD = 20.0  # seconds that building a model may take in a search
+STOPPED = "interrupted"  # what a row says until it is finished
+COMPILING = 30.0  # seconds that compiling takes: with less left, a compiled row is not begun
+ERROR = "error: "  # before what stopped a search and is no resource
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How long and how often.
-
-    Example:
-        >>> Settings(budget=280).rounds
-        3
-    """
-
-    seconds: float = 0.25  # of timed calls per row and round
-    rounds: int = 3
-    window: float = WINDOW  # seconds of an energy window
-    row_limit: float = 180.0  # seconds after which a row is given up
-    budget: float | None = None  # seconds after which no further row is started
-    cap: int | None = None  # bytes of memory in limit rows; None: all there is
-    limit_seconds: float = 10.0  # that a call may take in limit rows
-    tolerance: float = 0.03  # of the side, in limit rows
-    most: int = 65536  # pixels: no larger side is tried in limit rows
-    retry: bool = False  # measure failed rows again
-
-    def __post_init__(self) -> None:
-        for name in ("seconds", "window", "row_limit", "limit_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be 1 or more, got {self.rounds!r}")
+class OutOfBudget(Exception):
+    """The time is over in the middle of a row."""
 
 
 @dataclass
@@ -58,6 +40,7 @@ class Entry:
 
 
 Report = Callable[[str, int, int], None]
+Probes = dict[int, str | None]  # side of the image: what ran out
 
 
 def _counted(case: Case) -> Row:
@@ -107,7 +90,7 @@ class Suite:
         self.total = sum(map(len, groups))
         with self.child, self.searcher:
             if groups:
-                self._start()
+                self._start([case for cases in groups for case in cases])
             for cases in groups:
                 timed = [case for case in cases if not case.limit]
                 if timed:
@@ -116,82 +99,101 @@ class Suite:
                 for case in cases:
                     if case.limit:
                         self._limit(case)
-            if groups and not self._late() and self.child.process is not None:
-                self._check("end")
+            if groups and self._left() > 0 and self.child.process is not None:
+                self._check("end", self.child)
         return self.results.content
 
     def _missing(self, cases: Iterable[Case]) -> list[Case]:
         """What the file does not have; of a row that several presets name, the first."""
         found = []
         for case in cases:
-            if case.key not in self.seen and self.results.missing(case, self.settings.retry):
+            if case.key not in self.seen and self.results.missing(case, self.settings.retry, self.settings.terms):
                 found.append(case)
             self.seen.add(case.key)
         return found
 
-    def _late(self) -> bool:
+    def _left(self) -> float:
+        """Seconds of the budget that are left."""
         budget = self.settings.budget
-        return budget is not None and time.monotonic() - self.begin > budget
+        return math.inf if budget is None else budget - (time.monotonic() - self.begin)
 
-    def _start(self) -> None:
-        """Who measures, how fast it is, what it draws when idle."""
+    def _ask(self, child: Child, job: Row, limit: float, meanwhile: Callable[[], object] | None = None) -> Row:
+        """The worker's answer; a job that is still running when the budget and some grace are over is stopped."""
+        allowed = max(self._left(), 0.0) + GRACE
+        answer = child.ask(job, min(limit, allowed), meanwhile)
+        if answer.get("ran_out") == "time" and allowed < limit:
+            raise OutOfBudget
+        return answer
+
+    def _start(self, cases: list[Case]) -> None:
+        """Who measures, how fast it is, and what it draws when idle if energy is asked for."""
         self.report("starting", 0, self.total)
-        machine = self.child.ask({"job": "facts"}, 60)
+        worker = self.searcher if all(case.limit for case in cases) else self.child  # a start takes seconds
+        machine = worker.ask({"job": "facts"}, 60)
         if "failed" in machine:
             raise RuntimeError(f"the worker does not start: {machine['failed']}")
         self.results.start(machine, asdict(self.settings))
-        idle = self.child.ask({"job": "idle", "seconds": min(2.0, self.settings.window)}, 60).get("watts")
-        self.idle = idle or 0.0
-        self.results.content["idle_watts"] = idle
-        self._check("start")
+        if any(case.energy for case in cases):
+            idle = worker.ask({"job": "idle", "seconds": min(2.0, self.settings.window)}, 60).get("watts")
+            self.idle = idle or 0.0
+            self.results.content["idle_watts"] = idle
+        self._check("start", worker)
 
-    def _check(self, when: str) -> None:
+    def _check(self, when: str, worker: Child) -> None:
         """The known matrix product, so that a slower machine shows."""
-        answer = self.child.ask({"job": "gemm"}, 60)
+        answer = worker.ask({"job": "gemm"}, 60)
         seconds = round(time.monotonic() - self.begin, 1)
         self.results.content["checks"].append({"when": when, "after_s": seconds, **answer})
         self.results.save()
 
     def _group(self, cases: list[Case]) -> None:
-        """Prepare all, time them in turns, then the energy windows."""
-        entries = [entry for entry in map(self._prepare, cases) if entry is not None]
-        for turn in range(self.settings.rounds):
-            for entry in list(entries):
-                if entry.rounds and entry.prepared["once_ms"] > ONE_ROUND:
-                    continue
-                self.report(f"{entry.case.key}, round {turn + 1}", self.done, self.total)
-                if not self._round(entry, {"job": "sample", "seconds": self.settings.seconds}):
-                    entries.remove(entry)
+        """A first round of each, so that what comes later cannot lose it; further rounds in turns; energy windows."""
+        entries = []
+        for case in cases:
+            entry = self._prepare(case)
+            if entry is not None and self._sample(entry, 1):
+                entries.append(entry)
+        for turn in range(2, self.settings.rounds + 1):
+            entries = [entry for entry in entries if self._sample(entry, turn)]
         for entry in entries:
-            if entry.case.energy and not self._late():
+            if entry.case.energy and self._left() > 0:
                 self.report(f"{entry.case.key}, energy", self.done, self.total)
                 if not self._round(entry, {"job": "energy", "seconds": self.settings.window}):
                     continue
             self._put(entry, "done")
             self.done += 1
-        for entry in entries:
-            if entry.start == self.child.starts and self.child.process is not None:
-                self.child.ask({"job": "release", "key": entry.case.key}, self.settings.row_limit)
+        if self.child.process is not None:
+            self.child.ask({"job": "release"}, self.settings.row_limit)
 
     def _prepare(self, case: Case) -> Entry | None:
         """Build a row in the worker; None, and a row that says why, if that fails."""
-        if self._late():
-            self._fail(case, "not run", "budget")
+        if self._left() <= (0 if case.compile == "none" else COMPILING):
+            self._skip(case)
             return None
         self.report(f"{case.key}, preparing", self.done, self.total)
+        self.results.promise(case, "partial", STOPPED)
         counts: Row = {}
-        answer = self.child.ask(
-            {"job": "prepare", "case": case.as_dict(), "key": case.key},
-            self.settings.row_limit,
-            meanwhile=lambda: counts.update(_counted(case)),
-        )
+        job = {"job": "prepare", "case": case.as_dict(), "key": case.key}
+        try:
+            answer = self._ask(self.child, job, self.settings.row_limit, lambda: counts.update(_counted(case)))
+        except OutOfBudget:
+            self._skip(case)
+            return None
         if "failed" in answer:
-            self._fail(case, "failed", answer["failed"], ran_out=answer["ran_out"], **counts)
+            self._fail(case, answer, counts)
             return None
         entry = Entry(case, answer, self.child.starts, counts=counts)
         if answer["once_ms"] >= 1e3 * LONG:  # long enough to count, too long to repeat
             entry.rounds.append([answer["once_ms"]])
+            self._put(entry, "partial", reason=STOPPED)
         return entry
+
+    def _sample(self, entry: Entry, turn: int) -> bool:
+        """A round of timed calls, where one more pays."""
+        if entry.rounds and entry.prepared["once_ms"] > ONE_ROUND:
+            return True
+        self.report(f"{entry.case.key}, round {turn}", self.done, self.total)
+        return self._round(entry, {"job": "sample", "seconds": self.settings.seconds})
 
     def _round(self, entry: Entry, job: Row) -> bool:
         """Ask for one more round; False, and a row that says why, if that fails."""
@@ -200,9 +202,13 @@ class Suite:
             if again is None:
                 return False
             entry.prepared, entry.start = again.prepared, again.start
-        answer = self.child.ask({**job, "key": entry.case.key}, self.settings.row_limit)
+        try:
+            answer = self._ask(self.child, {**job, "key": entry.case.key}, self.settings.row_limit)
+        except OutOfBudget:
+            self._skip(entry.case)
+            return False
         if "failed" in answer:
-            self._fail(entry.case, "failed", answer["failed"], ran_out=answer["ran_out"], **entry.counts)
+            self._fail(entry.case, answer, entry.counts)
             return False
         if job["job"] == "energy":
             entry.energy = answer
@@ -210,41 +216,73 @@ class Suite:
             entry.rounds.append(answer["times"])
         if answer.get("state"):
             entry.states.append(answer["state"])
-        self._put(entry, "partial")
+        if len(entry.rounds) == 1:  # what later rounds add is not worth a file each
+            self._put(entry, "partial", reason=STOPPED)
         return True
 
-    def _put(self, entry: Entry, status: str) -> None:
+    def _put(self, entry: Entry, status: str, **fields: Any) -> None:
         numbers = measured(entry.case, entry.prepared, entry.rounds, entry.states, entry.energy, self.idle)
-        self.results.put(entry.case, status, **entry.counts, **numbers)
+        self.results.put(entry.case, status, **entry.counts, **numbers, **fields)
 
-    def _fail(self, case: Case, status: str, reason: str, **fields: Any) -> None:
+    def _fail(self, case: Case, answer: Row, fields: Row) -> None:
         self.done += 1
-        self.results.put(case, status, reason=reason, **fields)
+        self.results.put(case, "failed", reason=answer["failed"], ran_out=answer["ran_out"], **fields)
+
+    def _skip(self, case: Case) -> None:
+        """No time for a row, or for the rest of it: what it has is kept, and the next run measures it."""
+        self.done += 1
+        self.results.promise(case, "not run", "budget")
 
     def _limit(self, case: Case) -> None:
-        """The largest square image that runs."""
-        if self._late():
-            self._fail(case, "not run", "budget")
+        """The largest square image that runs; a search that was stopped goes on with what it has tried."""
+        if self._left() <= 0:
+            self._skip(case)
             return
         self.child.stop()  # its memory belongs to the search
         settings, unit = self.settings, case.patch
+        before = self.results.rows.get(case.key, {})
+        known = dict(before["limit"]["probes"]) if "limit" in before and under(settings.terms, before) else {}
+        probes: Probes = {}
+        seconds: dict[int, float] = {}  # that a size took, by its side
 
         def try_size(size: int) -> str | None:
-            self.report(f"{case.key}, {size * unit}²", self.done, self.total)
-            job = {"job": "probe", "case": replace(case.at(size * unit), limit=False).as_dict()}
-            answer = self.searcher.ask(job, 20 + 4 * settings.limit_seconds)
-            if "failed" in answer:
-                return answer["ran_out"] or f"error: {answer['failed']}"
-            return "time" if answer["seconds"] > settings.limit_seconds else None
+            side = size * unit
+            probes[side] = known[side] if side in known else self._probe(case, side, seconds)
+            self._put_limit(case, "partial", probes, reason=STOPPED)
+            return probes[side]
 
-        found = largest(try_size, case.size[0] // unit, settings.most // unit, settings.tolerance)
-        limit = {
-            "side": found.size * unit,
-            "tokens": 1 + found.size**2,
-            "ran_out": found.ran_out,
-            "cap_bytes": settings.cap,
-            "limit_seconds": settings.limit_seconds,
-            "probes": [[probe.size * unit, probe.ran_out] for probe in found.probes],
-        }
+        def grow(size: int) -> int:
+            if size * unit not in seconds:
+                return 2 * size
+            return next_side(case, size * unit, seconds[size * unit], settings.limit_seconds) // unit
+
+        try:
+            found = largest(try_size, case.size[0] // unit, settings.most // unit, settings.tolerance, grow)
+        except OutOfBudget:
+            if probes:
+                self._put_limit(case, "partial", probes, reason="budget")
+            self._skip(case)
+            return
+        if not found.size and (found.ran_out or "").startswith(ERROR):
+            self._fail(case, {"failed": found.ran_out, "ran_out": None}, {})
+            return
         self.done += 1
-        self.results.put(case, "done", limit=limit)
+        self._put_limit(case, "done", probes, found.ran_out)
+
+    def _probe(self, case: Case, side: int, times: dict[int, float]) -> str | None:
+        """What a square image of this side runs out of, or None; the time it took goes to ``times``."""
+        if self._left() <= 0:
+            raise OutOfBudget
+        self.report(f"{case.key}, {side}²", self.done, self.total)
+        seconds = self.settings.limit_seconds
+        job = {"job": "probe", "seconds": seconds, "case": replace(case.at(side), limit=False).as_dict()}
+        answer = self._ask(self.searcher, job, BUILD + 4 * seconds)
+        if "failed" in answer:
+            return answer["ran_out"] or f"{ERROR}{answer['failed']}"
+        times[side] = answer["seconds"]
+        return "time" if answer["seconds"] > seconds else None
+
+    def _put_limit(self, case: Case, status: str, probes: Probes, ran_out: str | None = None, **fields: Any) -> None:
+        side = max((side for side, lacking in probes.items() if lacking is None), default=0)
+        limit = {"side": side, "tokens": 1 + (side // case.patch) ** 2, "ran_out": ran_out, **self.settings.terms}
+        self.results.put(case, status, limit={**limit, "probes": [list(probe) for probe in probes.items()]}, **fields)

@@ -9,7 +9,7 @@ import torch
 
 FAR = 3.0  # interquartile ranges beyond the quartiles from which a time is an outlier
 LONG = 4.0  # seconds: a warm call that takes longer is the measurement
-DRIFT = 0.05  # share by which the first and the last round may differ
+DRIFT = 0.05  # share by which the rounds may differ
 
 
 def synchronize(device: torch.device) -> None:
@@ -79,6 +79,7 @@ def describe(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
     fence = FAR * (high - low)
     medians = [statistics.median(times) for times in rounds]
     moved = medians[-1] / medians[0] - 1
+    apart = max(medians) / min(medians) - 1
     return {
         "median": statistics.median(times),
         "p25": low,
@@ -89,14 +90,15 @@ def describe(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
         "outliers": sum(time < low - fence or time > high + fence for time in times),
         "rounds": medians,
         "moved": moved,
-        "drift": len(medians) > 1 and abs(moved) > DRIFT,
+        "drift": apart > DRIFT,
     }
 
 
 def check_gemm(device: torch.device, size: int | None = None) -> dict[str, float]:
     """A square matrix product timed call by call as everything else, and directly as one long stretch of calls.
 
-    ``ratio`` of the two is 1 if the harness adds nothing; ``tflops`` is what the product reached.
+    Both alternate in short stretches; ``ratio`` is the median over neighbours, 1 if the harness adds nothing.
+    ``tflops`` is what the product reached.
 
     Example:
         >>> check_gemm(torch.device("cpu"), 128)["ratio"]
@@ -109,17 +111,27 @@ def check_gemm(device: torch.device, size: int | None = None) -> dict[str, float
         torch.mm(a, b)
 
     once = median_milliseconds(multiply, device, warmups=3, timed=3)
-    calls = calls_for(0.2, once)
-    timed: list[float] = []
-    direct: list[float] = []
-    for _ in range(3):
-        timed += time_calls(multiply, device, calls)
-        synchronize(device)
+    calls = calls_for(0.02, once)
+
+    def harness() -> float:
+        return statistics.mean(time_calls(multiply, device, calls))
+
+    def directly() -> float:
         begin = time.perf_counter()
         for _ in range(calls):
             torch.mm(a, b)
         synchronize(device)
-        direct.append(1e3 * (time.perf_counter() - begin) / calls)
-    harness, plain = statistics.median(timed), statistics.median(direct)
-    tflops = 2 * size**3 / harness / 1e9
-    return {"size": size, "harness_ms": harness, "direct_ms": plain, "ratio": harness / plain, "tflops": tflops}
+        return 1e3 * (time.perf_counter() - begin) / calls
+
+    timed: list[float] = []
+    direct: list[float] = []
+    for turn in range(30):
+        for measure, times in ((harness, timed), (directly, direct))[:: 1 if turn % 2 else -1]:
+            times.append(measure())
+    return {
+        "size": size,
+        "harness_ms": statistics.median(timed),
+        "direct_ms": statistics.median(direct),
+        "ratio": statistics.median(harness / plain for harness, plain in zip(timed, direct, strict=True)),
+        "tflops": 2 * size**3 / statistics.median(timed) / 1e9,
+    }

@@ -5,8 +5,10 @@
 Built cases stay alive between jobs, so that several can be timed in turns.
 """
 
+import ctypes
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -16,7 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from ..provenance import provenance
-from .build import Built, build
+from .build import BASE, Built, build
 from .cases import Case, read_case
 from .energy import Gpu, Meter, find_meter, open_gpu
 from .flops import weights_bytes
@@ -24,6 +26,9 @@ from .memory import cap_memory, explain, peak, reset_peak, resource_of, settle, 
 from .timing import LONG, calls_for, check_gemm, synchronize, time_calls
 
 Answer = dict[str, Any]
+WARM_UP = 0.1  # share of a round's time that an untimed call before it may take
+WARM_UP_GPU = 1000.0  # milliseconds that it may take on a GPU, where it claims memory that other rows had
+PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 
 
 class Worker:
@@ -36,6 +41,7 @@ class Worker:
     def __init__(self, device: str, cap: int | None = None) -> None:
         self.device = torch.device(device)
         self.alive: dict[str, tuple[Built, float]] = {}  # by key: the case and the time of one call in ms
+        self.probed: set[str] = set()  # cases whose kernels are compiled
         self.gpu: Gpu | None = None
         self.why_no_gpu: str | None = None
         if self.device.type == "cuda":
@@ -93,7 +99,10 @@ class Worker:
         return None if self.gpu is None else self.gpu.state()
 
     def prepare(self, job: dict[str, Any]) -> Answer:
-        """Build a case, warm it up, and measure its memory."""
+        """Build a case, warm it up, and measure its memory.
+
+        With CUDA graphs the first call compiles, the second records, and only later ones replay.
+        """
         case = read_case(job["case"])
         settle(self.device)
         before = used(self.device)
@@ -122,8 +131,14 @@ class Worker:
         return time.perf_counter() - begin
 
     def sample(self, job: dict[str, Any]) -> Answer:
-        """One round of timed calls."""
+        """One round of timed calls, after one that takes its memory back from the rows before."""
         built, once = self.alive[job["key"]]
+        affordable = 1e3 * WARM_UP * job["seconds"]
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            affordable = WARM_UP_GPU
+        if once < affordable:
+            built.call()
         times = time_calls(built.call, self.device, calls_for(job["seconds"], once))
         return {"times": times, "state": self.state()}
 
@@ -138,6 +153,8 @@ class Worker:
         while (seconds := time.perf_counter() - begin) < job["seconds"]:
             times += time_calls(built.call, self.device, calls_for(0.25, once))
         used_joules = self.meter.joules() - joules
+        if used_joules <= 0:
+            return {"source": None, "why": f"the counter of {self.meter.source} stood still"}
         return {
             "source": self.meter.source,
             "joules": used_joules,
@@ -148,17 +165,26 @@ class Worker:
         }
 
     def release(self, job: dict[str, Any]) -> Answer:
-        """Let a case go."""
-        self.alive.pop(job["key"], None)
+        """Let all cases go, and what the compiler keeps of them."""
+        self.alive.clear()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
         settle(self.device)
         return {}
 
     def probe(self, job: dict[str, Any]) -> Answer:
-        """Run a case once: does it fit?"""
-        case: Case = read_case(job["case"])
+        """Run a case once: does it fit, and in so many seconds? Compiling its kernels does not count."""
+        case, limit = read_case(job["case"]), job["seconds"]
+        small = case.at(max(1, BASE // case.patch) * case.patch)
+        if small.key not in self.probed:
+            build(small, self.device).call()
+            self.probed.add(small.key)
         settle(self.device)
         reset_peak(self.device)
-        seconds = self._wait_for(build(case, self.device))
+        built = build(case, self.device)
+        seconds = self._wait_for(built)
+        if limit < seconds < 2 * limit:  # near the limit: without what only a first call does
+            seconds = self._wait_for(built)
         return {"seconds": seconds, "peak_bytes": peak(self.device)}
 
 
@@ -168,21 +194,28 @@ def answer_jobs(jobs: TextIO, answers: TextIO, make: Callable[..., Worker] = Wor
     Example:
         >>> answer_jobs(sys.stdin, sys.stdout)
     """
-    worker = make(**json.loads(jobs.readline()))
-    for line in jobs:
-        answer = worker.do(json.loads(line))
+
+    def tell(answer: Answer) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+    worker = make(**json.loads(jobs.readline()))
+    tell({"ready": True})
+    for line in jobs:
+        answer = worker.do(json.loads(line))
+        tell(answer)
         if answer.get("broken"):
             return
 
 
 def serve(make: Callable[..., Worker] = Worker) -> None:
-    """Answer on what was standard output; whatever else prints goes to standard error.
+    """Answer on what was standard output; whatever else prints goes to standard error. Ends with its parent.
 
     Example:
         >>> serve()
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     answer_jobs(sys.stdin, answers, make)

@@ -1,6 +1,7 @@
 """``infsa bench``: speed, memory, energy and multiply-adds of the compared mechanisms."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,10 @@ from .options import at_least, chosen_device, table_of
 if TYPE_CHECKING:
     from ..bench.presets import Plan
 
+LEGEND = (
+    "ms: median ± half the interquartile range; ~ marks rounds that differ by more than 5 %. J in brackets: the "
+    "paper's formula, 200 W (training: 300 W) times the time."
+)
 QUICK = {"seconds": 0.1, "budget": 140.0, "cap": 2**30, "limit_seconds": 3.0}  # settings of --quick
 
 
@@ -60,7 +65,8 @@ def bench(
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
-    from ..bench.suite import Settings, run_plan
+    from ..bench.settings import Settings
+    from ..bench.suite import run_plan
 
     if compare is not None:
         show_comparison(*compare, as_json)
@@ -78,6 +84,11 @@ def bench(
     try:
         settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
         plan = make_plan(presets, axes, {**fields, "limit": max_resolution}, where.type)
+        searched = any(case.limit for cases in plan for case in cases)
+        if not searched and (memory_cap is not None or time_limit is not None):
+            raise ValueError("--memory-cap and --time-limit are for searches: add --max-resolution")
+        if max_resolution and len(resolution or ()) > 1:
+            raise ValueError(f"a search starts at one --resolution, got {resolution}")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if plan_only:
@@ -88,6 +99,9 @@ def bench(
     with row_progress(console) as report:
         content = run_plan(plan, out, str(where), settings, report=report)
     show(content, out, console, as_json)
+    rows = [content["rows"][case.key] for cases in plan for case in cases]
+    if rows and all(row["status"] == "failed" for row in rows):
+        raise typer.Exit(1)
 
 
 def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], kind: str) -> "Plan":
@@ -134,7 +148,10 @@ def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         ...     report("softmax, preparing", 0, 12)
     """
     if not console.is_terminal:
-        yield lambda text, done, total: console.print(f"{done}/{total} {text}", highlight=False, soft_wrap=True)
+        begin = time.monotonic()
+        yield lambda text, done, total: console.print(
+            f"{time.monotonic() - begin:4.0f} s  {done}/{total}  {text}", highlight=False, soft_wrap=True
+        )
         return
     columns = (
         BarColumn(20),
@@ -151,7 +168,7 @@ def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) -> None:
     """Print a run's tables, or its content, and draw its figures."""
     from ..report.bench_figures import draw_bench
-    from ..report.bench_tables import check_table, group_table, limit_table, slope_tables, timed_groups
+    from ..report.bench_tables import check_table, group_table, limit_table, machine_line, slope_tables, timed_groups
 
     files = [out, out.with_suffix(".csv"), *draw_bench(content, out.with_suffix(""))]
     if as_json:
@@ -164,20 +181,22 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
     limits = limit_table(content)
     if limits.rows:
         console.print(table_of(limits, "Largest image"))
-    console.print(table_of(check_table(content), "Known matrix product", "~ after a time: the rounds drifted. J in "
-                           "brackets: 200 W (training: 300 W) times the time, the paper's formula."))  # fmt: skip
+    if content["checks"]:
+        console.print(table_of(check_table(content), "Known matrix product: what the harness adds to a time"))
+    console.print(f"{machine_line(content)} {LEGEND}", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)
 
 
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     """Print the ratios of two result files."""
     from ..bench.results import read_results
-    from ..report.bench_tables import compare_table
+    from ..report.bench_compare import compare_note, compare_rows, compare_table
 
-    table = compare_table(read_results(first), read_results(second))
-    if not table.rows:
+    a, b = read_results(first), read_results(second)
+    rows = compare_rows(a, b)
+    if not rows:
         raise ValueError(f"{first} and {second} have no measured row in common")
     if as_json:
-        typer.echo(json.dumps([dict(zip(table.columns, row, strict=True)) for row in table.rows], indent=1))
+        typer.echo(json.dumps(rows, indent=1))
         return
-    Console().print(table_of(table, f"{second} against {first}", "Ratios: second over first."))
+    Console().print(table_of(compare_table(a, b), f"{second} against {first}", compare_note(a, b)))

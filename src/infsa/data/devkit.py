@@ -63,10 +63,8 @@ class Devkit:
 
 def _leaf_classes(content: bytes, path: Path) -> dict[int, str]:
     """Number and WordNet id of the classes that images have; ``meta.mat`` also lists their ancestors."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise ValueError(f"reading {path} needs scipy: pip install 'infsa[eval]'") from error
+    from scipy.io import loadmat
+
     try:
         synsets = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
         return {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets if int(entry["num_children"]) == 0}

@@ -2,27 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench.cases import VARIANTS
-from ..bench.scaling import activation_bytes, finished, groups_of_sizes, median, series, slopes
+from ..bench.scaling import finished, median
+from .bench_curves import growth, latencies, memories, speedups
+from .bench_style import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
 from .bench_tables import in_order
-from .figures import BLUE, GREY, INK, ORANGE, RED
-from .quality_figures import GREEN, PINK, SKY
+from .figures import BLUE, GREY, INK, ORANGE
+from .quality_figures import GREEN, PINK
 from .training import tidy
 
-Row = dict[str, Any]
-Content = dict[str, Any]
-COLOURS = {
-    "softmax": INK, "softmax-naive": GREY, "softmax-flash": INK, "softmax-cudnn": "#777777", "linformer": GREEN,
-    "performer": PINK, "soft": "#1B7837", "flatten": "#A6486F", "agent": SKY, "mlla": "#7B3294", "infsa_pure": ORANGE,
-    "infsa_pure-naive": "#F2C572", "infsa_pure-triton": RED, "infsa_linear": BLUE,
-}  # fmt: skip
 TIER_COLOURS = {"N² d": INK, "N d²": PINK, "N d": GREEN, "N": BLUE}
-CONFIGS = ("4L-64H", "24L-16H")
 SIDE = 1024
 
 
@@ -72,15 +65,11 @@ def joules(row: Row) -> float | None:
     return (row.get("energy") or {}).get("joules_per_image")
 
 
-def _name(row: Row) -> str:
-    return row["case"]["mechanism"]
-
-
 def _bars(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None], title: str) -> None:
     for place, row in enumerate(rows):
         height = value(row)
         if height is not None:
-            axes.barh(place, height, color=COLOURS[_name(row)])
+            axes.barh(place, height, color=COLOURS[name_of(row)])
             axes.text(height, place, f" {height:.3g}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
     axes.margins(x=0.15)
@@ -96,19 +85,23 @@ def dashboard(content: Content) -> Figure | None:
         >>> dashboard(content)
     """
     rows = at_1024(content, CONFIGS[0])
-    times = {_name(row): median(row) for row in rows}
+    times = {name_of(row): median(row) for row in rows}
     if len(rows) < 2 or "softmax-naive" not in times:
         return None
-    figure = Figure(figsize=(14, 4.4), layout="constrained")
-    panels = figure.subplots(1, 4, sharey=True)
-    base = f"{CONFIGS[0]}, inference at {SIDE}²"
-    _bars(panels[0], rows, lambda row: times["softmax-naive"] / median(row), "speed-up over unfused softmax")
     fused = min((times[name] for name in ("softmax-flash", "softmax-cudnn", "softmax") if name in times), default=None)
-    _bars(panels[1], rows, lambda row: fused and fused / median(row), "speed-up over the best fused softmax")
-    _bars(panels[2], rows, lambda row: row["images_per_s"], "images per second")
-    _bars(panels[3], rows, joules, "joules per image, measured")
+    bars: dict[str, Callable[[Row], float | None]] = {
+        "times as fast as unfused softmax": lambda row: times["softmax-naive"] / median(row),
+        "times as fast as the best fused softmax": lambda row: fused and fused / median(row),
+        "images per second": lambda row: row["images_per_s"],
+        "joules per image, measured": joules,
+    }
+    bars = {title: value for title, value in bars.items() if any(map(value, rows))}
+    figure = Figure(figsize=(3.5 * len(bars), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(bars), sharey=True)
+    for axes, (title, value) in zip(panels, bars.items(), strict=True):
+        _bars(axes, rows, value, title)
     panels[0].invert_yaxis()  # shared: the first row on top
-    figure.suptitle(base, fontsize=11)
+    figure.suptitle(f"{CONFIGS[0]}, inference at {SIDE}²", fontsize=11)
     return figure
 
 
@@ -121,17 +114,21 @@ def tiers(content: Content) -> Figure | None:
     rows = [row for row in at_1024(content, CONFIGS[0]) if joules(row)]
     if len(rows) < 2:
         return None
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    rows.sort(key=lambda row: row["images_per_s"])
+    figure = Figure(figsize=(7.6, 4.8), layout="constrained")
     axes = figure.subplots()
-    shown = set()
-    for row in rows:
+    for tier in TIER_COLOURS:
+        if any(row["tier"] == tier for row in rows):
+            axes.plot([], [], "o", color=TIER_COLOURS[tier], ms=7, label=f"O({tier})")
+    for index, row in enumerate(rows):
         tier, place = row["tier"], (joules(row) or 0.0, row["images_per_s"])
-        marker, size = ("*", 11) if _name(row).startswith("infsa") else ("o", 7)
-        label = None if tier in shown else f"O({tier})"
-        axes.plot(*place, marker, color=TIER_COLOURS[tier], ms=size, label=label)
-        axes.annotate(row["label"], place, (5, 4), textcoords="offset points", fontsize=8)
-        shown.add(tier)
-    axes.set(xscale="log", yscale="log", xlabel="joules per image, measured", ylabel="images per second")
+        marker, size = ("*", 11) if name_of(row).startswith("infsa") else ("o", 7)
+        axes.plot(*place, marker, color=TIER_COLOURS[tier], ms=size)
+        height = (index + 0.5) / len(rows)  # names in a column, so that none hides another
+        axes.annotate(row["label"], place, (1.04, height), textcoords="axes fraction", fontsize=8, va="center",
+                      arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.6})  # fmt: skip
+    logarithmic(axes.xaxis, axes.yaxis)
+    axes.set(xlabel="joules per image, measured", ylabel="images per second")
     axes.set_title(f"{CONFIGS[0]}, inference at {SIDE}²", fontsize=10)
     axes.legend(frameon=False, title="claimed")
     tidy(axes)
@@ -147,133 +144,26 @@ def depths(content: Content) -> Figure | None:
     four, deep = (at_1024(content, config) for config in CONFIGS)
     if not four or not deep:
         return None
-    names = [name for name in VARIANTS if name in {_name(row) for row in (*four, *deep)}]
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    names = [name for name in VARIANTS if name in {name_of(row) for row in (*four, *deep)}]
+    measured = any(map(joules, (*four, *deep)))
+    figure = Figure(figsize=(11 if measured else 6, 4.4), layout="constrained")
     values: tuple[Callable[[Row], float | None], ...] = (lambda row: row["images_per_s"], joules)
     titles = ("images per second", "joules per image, measured")
-    for axes, value, title in zip(figure.subplots(1, 2), values, titles, strict=True):
-        for shift, rows, colour in ((-0.2, four, BLUE), (0.2, deep, ORANGE)):
-            points = {names.index(_name(row)): value(row) for row in rows}
+    for axes, value, title in zip(figure.subplots(1, 1 + measured, squeeze=False)[0], values, titles, strict=False):
+        for shift, rows, colour, label in ((-0.2, four, BLUE, CONFIGS[0]), (0.2, deep, ORANGE, CONFIGS[1])):
+            points = {names.index(name_of(row)): value(row) for row in rows}
             kept = {place: height for place, height in points.items() if height is not None}
-            label = CONFIGS[0] if shift < 0 else CONFIGS[1]
-            axes.bar([place + shift for place in kept], list(kept.values()), 0.38, color=colour, label=label)
+            if kept:
+                axes.bar([place + shift for place in kept], list(kept.values()), 0.38, color=colour, label=label)
         axes.set_xticks(range(len(names)), [VARIANTS[n].label for n in names], rotation=40, ha="right", fontsize=8)
-        axes.set(yscale="log", title=title)
+        logarithmic(axes.yaxis)
+        axes.set_title(title, fontsize=10)
         axes.legend(frameon=False)
         tidy(axes)
     return figure
 
 
-def _square(content: Content, mode: str) -> list[Row]:
-    rows = finished(content["rows"].values(), mode=mode, part="model", batch=1, compile="none")
-    return [row for row in rows if row["config"] == CONFIGS[0] and row["case"]["size"][0] == row["case"]["size"][1]]
-
-
-def _curves(content: Content, value: Callable[[Row], float | None], label: str) -> Figure | None:
-    """A quantity against the side of the image: inference solid, training dotted."""
-    figure = Figure(figsize=(8.4, 5), layout="constrained")
-    axes = figure.subplots()
-    drawn: set[str] = set()
-    ticks: set[int] = set()
-    for mode, style in (("infer", "-o"), ("train", ":o")):
-        found = series(_square(content, mode), value)
-        for name in (name for name in VARIANTS if len(found.get(name, ())) > 1):
-            sides = [round(16 * (tokens - 1) ** 0.5) for tokens, _ in found[name]]
-            ticks.update(sides)
-            text = None if name in drawn else VARIANTS[name].label
-            axes.plot(sides, [y for _, y in found[name]], style, color=COLOURS[name], ms=3, lw=1.4, label=text)
-            drawn.add(name)
-    if not drawn:
-        return None
-    axes.set(xscale="log", yscale="log", xlabel="side of a square image, pixels", ylabel=label)
-    axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)], fontsize=8)
-    axes.set_xticks([], minor=True)
-    axes.set_title(f"{CONFIGS[0]}: inference solid, training dotted", fontsize=10)
-    figure.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside right upper", fontsize=8)
-    tidy(axes)
-    return figure
-
-
-def latencies(content: Content) -> Figure | None:
-    """Latency against resolution.
-
-    Example:
-        >>> latencies(content)
-    """
-    return _curves(content, median, "milliseconds per image")
-
-
-def memories(content: Content) -> Figure | None:
-    """Peak memory against resolution.
-
-    Example:
-        >>> memories(content)
-    """
-
-    def gibibytes(row: Row) -> float | None:
-        return None if row.get("peak_bytes") is None else row["peak_bytes"] / 2**30
-
-    return _curves(content, gibibytes, "peak memory, GiB, weights included")
-
-
-def speedups(content: Content) -> Figure | None:
-    """How much faster than the best fused softmax each mechanism is, at every resolution.
-
-    Example:
-        >>> speedups(content)
-    """
-    found = series(_square(content, "infer"), median)
-    fused = [dict(found[name]) for name in ("softmax-flash", "softmax-cudnn", "softmax") if name in found]
-    sizes = sorted({tokens for points in fused for tokens in points})
-    names = [name for name in VARIANTS if name in found and not name.startswith("softmax")]
-    if not sizes or not names:
-        return None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots()
-    width = 0.84 / len(names)
-    for index, name in enumerate(names):
-        points = dict(found[name])
-        places = [place for place, tokens in enumerate(sizes) if tokens in points]
-        ratios = [min(points_[sizes[p]] for points_ in fused if sizes[p] in points_) / points[sizes[p]] for p in places]
-        shifted = [place + (index - len(names) / 2 + 0.5) * width for place in places]
-        axes.bar(shifted, ratios, width, color=COLOURS[name], label=VARIANTS[name].label)
-    axes.axhline(1, color=INK, linewidth=1)
-    axes.set_xticks(range(len(sizes)), [f"{16 * (tokens - 1) ** 0.5:.0f}²" for tokens in sizes])
-    axes.set(yscale="log", ylabel="speed-up over the best fused softmax", title=f"{CONFIGS[0]}, inference")
-    axes.legend(frameon=False, fontsize=8, ncols=3)
-    tidy(axes)
-    return figure
-
-
-def growth(content: Content) -> Figure | None:
-    """Time and memory against N for every series of three sizes or more of a single layer, with the slopes.
-
-    Example:
-        >>> growth(content)
-    """
-    groups = groups_of_sizes(content["rows"].values())
-    groups = {name: rows for name, rows in groups.items() if name.startswith("attention")}
-    if not groups:
-        return None
-    figure = Figure(figsize=(12, 4.6 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), 2, squeeze=False)
-    for (title, rows), (left, right) in zip(groups.items(), panels, strict=True):
-        exponents = slopes(rows)
-        for axes, value in ((left, median), (right, activation_bytes)):
-            found = series(rows, value)
-            for name in (name for name in VARIANTS if name in found):
-                fitted = exponents.get(name)
-                text = VARIANTS[name].label + (f": N^{fitted.value:.2f}" if fitted else "")
-                axes.plot(*zip(*found[name], strict=True), "-o", color=COLOURS[name], ms=3.5, lw=1.4, label=text)
-            axes.set(xscale="log", yscale="log", xlabel="tokens N")
-            tidy(axes)
-        left.set(ylabel="milliseconds", title=title)
-        right.set(ylabel="bytes beyond the weights", title="peak memory")
-        left.legend(frameon=False, fontsize=7, loc="upper left")
-    return figure
-
-
-FIGURES: dict[str, Callable[[Content], Figure | None]] = {
+FIGURES: dict[str, Draw] = {
     "dashboard": dashboard,
     "tiers": tiers,
     "depths": depths,

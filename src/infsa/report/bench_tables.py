@@ -50,7 +50,8 @@ def latency(row: Row) -> str:
     if found is None:
         return reason(row)
     spread = (found["p75"] - found["p25"]) / 2
-    return number(found["median"]) + (f" ± {number(spread, 2)}" if spread else "") + (" ~" if found["drift"] else "")
+    text = number(found["median"]) + (f" ± {number(spread, 2)}" if spread else "") + (" ~" if found["drift"] else "")
+    return text + (", partial" if row.get("status") == "partial" else "")
 
 
 def energy(row: Row) -> str:
@@ -167,16 +168,29 @@ def limit_table(content: Content) -> Rows:
         'mechanism'
     """
     lines = []
-    for row in in_order(row for row in content["rows"].values() if row["case"]["limit"]):
+    for row in in_order(row for row in content["rows"].values() if row["case"].get("limit")):
         found = row.get("limit")
         name = [row["label"], row["config"], row["case"]["mode"]]
         if found is None:
-            lines.append([*name, NONE, NONE, reason(row), NONE])
+            lines.append([*name, NONE, NONE, reason(row), NONE, NONE])
             continue
         cap = gibibytes(found["cap_bytes"]) if found["cap_bytes"] else "none"
-        ran_out = found["ran_out"] or "nothing: largest tried"
-        lines.append([*name, f"{found['side']}²", f"{found['tokens']:,}", ran_out, cap])
-    return Rows(["mechanism", "model", "mode", "largest image", "tokens", "ran out of", "memory cap, GiB"], lines)
+        partial = row["status"] == "partial"
+        side = f"{'at least ' if partial else ''}{found['side']}²" if found["side"] else "none"
+        ran_out = reason(row) if partial else found["ran_out"] or "nothing: largest tried"
+        seconds = number(found.get("limit_seconds"), 2)
+        lines.append([*name, side, f"{found['tokens']:,}", ran_out, cap, seconds])
+    columns = [
+        "mechanism",
+        "model",
+        "mode",
+        "largest image",
+        "tokens",
+        "ran out of",
+        "memory cap, GiB",
+        "time limit, s",
+    ]
+    return Rows(columns, lines)
 
 
 def check_table(content: Content) -> Rows:
@@ -217,24 +231,30 @@ def flop_crossover_table() -> Rows:
     return Rows(["against", "cheaper from"], lines)
 
 
-def compare_table(a: Content, b: Content) -> Rows:
-    """Rows that two result files share: times, and ratios of the second to the first.
+def machine_line(content: Content) -> str:
+    """Machine, versions, idle power, and how many rows a GPU was slowed down in.
 
     Example:
-        >>> compare_table(read_results("a.json"), read_results("b.json")).columns[0]
-        'row'
+        >>> machine_line({"rows": {}, "machines": [{"gpu": "H200", "torch": "2.11", "energy": "NVML"}]})
+        'H200; torch 2.11; energy: NVML.'
     """
-    lines = []
-    for key, first in a["rows"].items():
-        second = b["rows"].get(key)
-        if second is None or "latency_ms" not in first or "latency_ms" not in second:
-            continue
-        times = first["latency_ms"]["median"], second["latency_ms"]["median"]
-        memory = _ratio(first.get("peak_bytes"), second.get("peak_bytes"))
-        joules = _ratio(*((row.get("energy") or {}).get("joules_per_image") for row in (first, second)))
-        lines.append([key, number(times[0]), number(times[1]), _ratio(*times), memory, joules])
-    return Rows(["row", "first, ms", "second, ms", "time ratio", "memory ratio", "energy ratio"], lines)
+    if not content.get("machines"):
+        return "an unknown machine."
+    facts = content["machines"][-1]
+    where = facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('threads')} threads"
+    several = f", {len(content['machines'])} machines of this kind" if len(content["machines"]) > 1 else ""
+    idle = content.get("idle_watts")
+    watts = f", idle {idle:.0f} W" if idle else ""
+    return f"{where}{several}; torch {facts['torch']}; energy: {facts.get('energy')}{watts}{throttled(content)}."
 
 
-def _ratio(first: float | None, second: float | None) -> str:
-    return NONE if not first or second is None else f"{second / first:.3f}"
+def throttled(content: Content) -> str:
+    """In how many rows the GPU lowered its clock, and why; empty if in none.
+
+    Example:
+        >>> throttled({"rows": {"a": {"gpu": {"throttled": ["power cap"]}}}})
+        '; clock lowered by power cap in 1 row'
+    """
+    rows = [row["gpu"]["throttled"] for row in content["rows"].values() if row.get("gpu", {}).get("throttled")]
+    names = ", ".join(sorted({name for names in rows for name in names}))
+    return f"; clock lowered by {names} in {len(rows)} row{'s' * (len(rows) != 1)}" if rows else ""
