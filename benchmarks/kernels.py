@@ -1,42 +1,36 @@
 """The Triton kernels: correct first, then fast, against fused softmax on the same GPU in the same run.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels-h200.json
-    python benchmarks/kernels.py --tune --out tuned.json            # sweep the configs (no checks), print the best
     TRITON_INTERPRET=1 python benchmarks/kernels.py --quick         # no GPU: the checks alone
 
-No speed is printed unless every check holds: errors against float64 at most twice those of plain PyTorch in the same
-type (or one unit in the last place), memory poisoned with NaN beforehand, two runs equal to the bit. TFLOP/s count
-4 H N² d forward and 14 H N² d forward and backward, for every method. Each time is the median of two medians; their
-distance is the spread.
+No speed of a layer is measured unless every check of it holds: errors against float64 at most twice those of plain
+PyTorch in the same type (or one unit in the last place), memory poisoned with NaN beforehand, two runs equal to the
+bit. TFLOP/s count 4 H N² d forward and 14 H N² d forward and backward, for every method. Each time is the mean of two
+medians; their distance is the spread. The file is written after every row.
 """
 
-import dataclasses
 import json
 import math
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from kernel_checks import DEVICE, GPU, checks, finite, linear_checks, plain, pool, rms, tokens
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 
 import infsa
 from infsa.files import write_json
-from infsa.ops.triton import configs
-from infsa.ops.triton.pure_backward import backward
-from infsa.ops.triton.pure_forward import forward
 from infsa.provenance import provenance
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-SHAPES = [(16, 64, 4096), (16, 64, 16384), (16, 64, 65536), (8, 128, 16384), (64, 16, 4096)]  # heads, width, tokens
+SHAPES = [(16, 64, 16384), (16, 64, 4096), (8, 128, 16384), (64, 16, 4096), (16, 64, 65536)]  # heads, width, tokens
 QUICK_SHAPES = [(16, 64, 4096), (16, 64, 16384), (64, 16, 4096)]
+LENGTHS = (1024, 2048, 8192, 32768, 131072)  # beside those of SHAPES, for the growth with N at 16 heads of width 64
 BARS = {  # (heads, width, tokens, passes): {against: ratio of times}
     (16, 64, 16384, "forward"): {"sdpa_cudnn": 1.15},
     (16, 64, 65536, "forward"): {"sdpa_cudnn": 1.15},
@@ -44,26 +38,6 @@ BARS = {  # (heads, width, tokens, passes): {against: ratio of times}
     (8, 128, 16384, "forward"): {"sdpa_cudnn": 1.0},
     (16, 64, 16384, "both"): {"sdpa_flash": 1.5, "sdpa_cudnn": 1.0},
 }
-
-
-def tokens(heads, width, n, *, n_k=None, dtype=torch.bfloat16, seed=0):
-    """q, k, v as a projection gives them: heads beside each other in memory."""
-    g = torch.Generator(DEVICE).manual_seed(seed)
-    sizes = (n, n_k or n, n_k or n)
-    return [
-        torch.randn(1, m, heads, width, generator=g, device=DEVICE, dtype=torch.float32).to(dtype).transpose(1, 2)
-        for m in sizes
-    ]
-
-
-def plain(q, k, v, gamma=0.7, is_causal=False):
-    """The equations typed into PyTorch, in the type of the input."""
-    r = torch.relu(q @ k.mT / math.sqrt(q.shape[-1]))
-    r = r.tril() if is_causal else r
-    squares = r.square().sum(-1)
-    total = squares.cumsum(-1)[..., None] if is_causal else squares.sum(-1)[..., None, None]
-    alive = total > 0
-    return gamma * (r / (torch.where(alive, total, 1).sqrt() * alive + 1e-6)) @ v
 
 
 def log_relu(score, *_):
@@ -83,82 +57,9 @@ def flex_pure(flex, q, k, v, gamma=0.7):
     return (gamma * out * (size.exp() / (norm + 1e-6)).unsqueeze(-1)).to(q.dtype)
 
 
-def rms(x):
-    return x.double().square().mean().sqrt().item()
-
-
-def results(function, inputs):
-    """Output and gradients for a fixed ∂L/∂Z."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    out = function(*inputs)
-    g = torch.Generator().manual_seed(7)
-    w = torch.randn(out.shape, generator=g).to(torch.bfloat16).to(out)
-    return [out.detach(), *torch.autograd.grad(out, inputs, w)]
-
-
-def oracle(inputs, is_causal):
-    """float64, dense while it fits and tile by tile above."""
-    wide = [x.double() for x in inputs]
-    if inputs[0].shape[2] <= 8192:
-        return results(lambda *x: plain(*x, is_causal=is_causal), wide)
-    return results(lambda *x: infsa.pure_attention(*x, is_causal=is_causal, impl="chunked"), wide)
-
-
-def checks(quick):
-    """One record per case, with the errors and whether it holds."""
-    lengths = [(1, 1), (33, 33), (45, 70)] if not GPU else [(1, 1), (33, 33), (257, 1000), (4097, 4097)]
-    cases = [(*n, w, d, c) for n in lengths for w in (16, 64) for d in (torch.bfloat16, torch.float16) for c in (0, 1)]
-    cases += [(45, 45, w, torch.float32, c) for w in (20, 80, 128) for c in (0, 1)]
-    if GPU and not quick:
-        cases += [(16385, 16385, 64, torch.bfloat16, c) for c in (0, 1)] + [(65536, 65536, 64, torch.bfloat16, 0)]
-    torch.use_deterministic_algorithms(True, warn_only=True)  # uninitialised memory is filled with NaN
-    found = []
-    for n, n_k, width, dtype, causal in cases:
-        if causal and n != n_k:
-            continue
-        inputs = tokens(1 if n > 8192 or not GPU else 2, width, n, n_k=n_k, dtype=dtype, seed=n + width)
-        exact = oracle(inputs, bool(causal))
-        ours = [results(partial(infsa.pure_attention, is_causal=bool(causal), impl="triton"), inputs) for _ in "ab"]
-        theirs = results(partial(plain, is_causal=bool(causal)), inputs)
-        record = {"n": n, "n_k": n_k, "width": width, "dtype": str(dtype), "causal": bool(causal)}
-        found.append(record | judge(("z", "dq", "dk", "dv"), ours, theirs, exact, dtype))
-    torch.use_deterministic_algorithms(False)
-    return found
-
-
-def linear_checks(quick):
-    """The same for the pool-first passes; the yardstick projects in the same type and sums in float32."""
-    lengths = (1, 45) if not GPU else (1, 33, 4097) if quick else (1, 33, 4097, 65537)
-    found = []
-    for n, dtype in ((n, d) for n in lengths for d in (torch.bfloat16, torch.float16, torch.float32)):
-        dim, heads = (48, 3) if not GPU else (1024, 64)
-        g = torch.Generator(DEVICE).manual_seed(n)
-        x, w, b = (torch.randn(s, generator=g, device=DEVICE).to(dtype) for s in ((1, n, dim), (dim, dim), (dim,)))
-        w = w / math.sqrt(dim)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        ours = [results(partial(pool, heads=heads, impl="triton"), (x, w, b)) for _ in "ab"]
-        theirs = results(partial(pool, heads=heads, impl="reference"), (x, w, b))
-        exact = results(partial(pool, heads=heads, impl="reference"), [y.double() for y in (x, w, b)])
-        torch.use_deterministic_algorithms(False)
-        names = ("mean", "dx", "dw", "db")
-        found.append({"n": n, "dtype": str(dtype), "layer": "linear"} | judge(names, ours, theirs, exact, dtype))
-    return found
-
-
-def pool(x, w, b, heads, impl):
-    return infsa.ops.projected_pool(x, heads, (w, b), impl=impl).mean
-
-
-def judge(names, ours, theirs, exact, dtype):
-    """Errors of one case and whether it holds."""
-    equal = all(torch.equal(x, y) for x, y in zip(*ours, strict=True))
-    holds, errors = equal, {}
-    noise = torch.finfo(torch.float32).eps * max(e.abs().max().item() for e in exact)  # of float32 sums that cancel
-    for name, x, y, e in zip(names, ours[0], theirs, exact, strict=True):
-        unit = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(e.abs().max().item(), 1e-30)))
-        errors[name] = {"ours": rms(x - e), "plain": rms(y - e)}
-        holds &= bool(x.isfinite().all()) and errors[name]["ours"] <= max(2 * errors[name]["plain"], unit, noise)
-    return {"equal": equal, "holds": holds, "errors": errors}
+def reason(error):
+    """All that an exception says, without its trace: the cause is rarely in the first line."""
+    return f"{type(error).__name__}: {error}"[:2000]
 
 
 def median_ms(function, rep=200):
@@ -172,65 +73,140 @@ def median_ms(function, rep=200):
 def sdpa(backend):
     def attend(q, k, v):
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v)
 
     return attend
 
 
-def methods(quick):
-    found = {
+def methods():
+    """Those of the main table; each computes softmax attention or Pure InfSA of (q, k, v)."""
+    return {
         "infsa": lambda q, k, v: infsa.pure_attention(q, k, v, impl="triton"),
         "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "plain": plain,
     }
-    if not quick:
-        flex = torch.compile(flex_attention, dynamic=False)
-        found["flex_relu"] = lambda q, k, v: flex_pure(flex, q, k, v)
-    return found
 
 
-def measure(function, inputs, passes):
-    """Time and the peak of memory beyond what existed before; the reason where it does not run."""
+def call_of(function, inputs, passes):
+    """The function as a call without arguments, forward or forward and backward."""
+    if passes == "forward":
+        return torch.no_grad()(lambda: function(*inputs))
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    w = torch.randn_like(inputs[0])
+    return lambda: torch.autograd.grad(function(*inputs), inputs, w)
+
+
+def beyond(call):
+    """The peak of memory beyond what existed before and what the call returns, in bytes."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    returned = call()
+    peak = torch.cuda.max_memory_allocated() - before
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return peak - sum(x.numel() * x.element_size() for x in returned)
+
+
+def measure(function, inputs, passes, rep=200):
+    """Time and memory; the reason where it does not run."""
     try:
-        if passes == "forward":
-            call = torch.no_grad()(lambda: function(*inputs))
-        else:
-            inputs = [x.detach().requires_grad_() for x in inputs]
-            w = torch.randn_like(inputs[0])
-            call = lambda: torch.autograd.grad(function(*inputs), inputs, w)  # noqa: E731
-        call()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        peak = torch.cuda.max_memory_allocated() - before
-        return median_ms(call) | {"peak_bytes": peak}
-    except (RuntimeError, ValueError) as error:  # out of memory, or a backend that does not take the shape
+        call = call_of(function, inputs, passes)
+        memory = beyond(call)
+        return median_ms(call, rep) | {"beyond_bytes": memory}
+    except Exception as error:  # out of memory, a backend that does not take the shape, a compiler
         torch.cuda.empty_cache()
-        return {"failed": str(error).splitlines()[0][:200]}
+        return {"failed": reason(error)}
 
 
-def speeds(quick, rows, keep):
+def row_of(heads, width, n, passes, functions, rep=200):
+    """Every method on one shape, with the ratios of times and of memory to ours."""
+    inputs = tokens(heads, width, n)
+    row = {"heads": heads, "width": width, "n": n, "passes": passes, "times": {}}
+    for name, function in functions.items():
+        if name == "plain" and n > 16384:
+            continue
+        row["times"][name] = found = measure(function, inputs, passes, rep)
+        if "ms" in found:
+            found["tflops"] = {"forward": 4, "both": 14}[passes] * heads * n * n * width / found["ms"] / 1e9
+    return row | compared(row["times"], BARS.get((heads, width, n, passes), {}))
+
+
+def compared(times, bars):
+    """How many times as long the others take and how much of their memory we need, and which bars are met."""
+    ours = times["infsa"]
+    others = {m: t for m, t in times.items() if m != "infsa" and "ms" in t}
+    if "ms" not in ours:
+        others = {}
+    ratios = {m: t["ms"] / ours["ms"] for m, t in others.items()}
+    memory = {m: ours["beyond_bytes"] / t["beyond_bytes"] for m, t in others.items() if t["beyond_bytes"] > 0}
+    judged = {
+        m: {"asked": asked, "ratio": ratios.get(m), "met": ratios.get(m, 0) >= asked} for m, asked in bars.items()
+    }
+    return {"ratios": ratios, "memory": memory, "bars": judged}
+
+
+def speeds(quick, rows, keep, left):
+    """The main table; backward passes up to 16,384 tokens."""
     for heads, width, n in QUICK_SHAPES if quick else SHAPES:
-        inputs = tokens(heads, width, n)
-        for passes, flops in (("forward", 4), ("both", 14)):
-            if passes == "both" and n > 16384:
-                continue
-            row = {"heads": heads, "width": width, "n": n, "passes": passes, "times": {}}
-            for name, function in methods(quick).items():
-                if name == "plain" and n > 16384:
-                    continue
-                time = measure(function, inputs, passes)
-                if "ms" in time:
-                    time["tflops"] = flops * heads * n * n * width / time["ms"] / 1e9
-                row["times"][name] = time
-            ours = row["times"]["infsa"].get("ms", math.inf)
-            row["ratios"] = {m: t["ms"] / ours for m, t in row["times"].items() if m != "infsa" and "ms" in t}
-            row["bars"] = BARS.get((heads, width, n, passes), {})
-            rows.append(row)
+        for passes in ("forward", "both") if n <= 16384 else ("forward",):
+            if not left():
+                return
+            rows.append(row_of(heads, width, n, passes, methods()))
             keep()
-            show(row)
+            show(rows[-1])
+
+
+def growth(quick, rows, keep, left):
+    """Forward over the number of tokens, and the memory of both passes, in short measurements."""
+    for n in LENGTHS[:2] if quick else LENGTHS:
+        for passes in ("forward", "both") if n <= 32768 else ("forward",):
+            if not left():
+                return
+            rows.append(row_of(16, 64, n, passes, {k: f for k, f in methods().items() if k != "plain"}, rep=50))
+            keep()
+            show(rows[-1])
+
+
+def flex_speeds(rows, keep, left):
+    """FlexAttention on two shapes, last because it compiles long; how far it is from our output says if it is right."""
+    flex = torch.compile(flex_attention, dynamic=False)
+    functions = {"infsa": methods()["infsa"], "flex_relu": lambda q, k, v: flex_pure(flex, q, k, v)}
+    for heads, width, n in ((16, 64, 4096), (16, 64, 16384)):
+        if not left():
+            return
+        row = row_of(heads, width, n, "forward", functions)
+        if "ms" in row["times"]["flex_relu"]:
+            ours, theirs = (torch.no_grad()(f)(*tokens(heads, width, n)) for f in functions.values())
+            row["distance"] = finite(rms(ours - theirs) / rms(ours))
+        rows.append(row)
+        keep()
+        show(row)
+
+
+def ceilings():
+    """What this GPU does at most: a large matrix product in TFLOP/s, a large copy in TB/s read and written."""
+    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.randn(2**29, device=DEVICE, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    product, copy = median_ms(lambda: a @ b), median_ms(lambda: target.copy_(source))
+    return {"tflops": 2 * 8192**3 / product["ms"] / 1e9, "tb_per_s": 2 * source.nbytes / copy["ms"] / 1e9}
+
+
+def linear_memory(rows):
+    """Whether our memory beyond inputs and results grows at most in proportion to N: (N, bytes) per kind of pass."""
+    found = {}
+    for passes in ("forward", "both"):
+        points = sorted(
+            (r["n"], r["times"]["infsa"]["beyond_bytes"])
+            for r in rows
+            if (r["heads"], r["width"], r["passes"]) == (16, 64, passes) and "ms" in r["times"]["infsa"]
+        )
+        slack = 2**21  # the allocator's smallest block
+        linear = all(m <= 1.1 * points[0][1] * n / points[0][0] + slack for n, m in points)
+        found[passes] = {"points": points, "linear": linear if len(points) > 1 else None}
+    return found
 
 
 def show(row):
@@ -239,110 +215,51 @@ def show(row):
         f"{m} {t['ms']:.3f} ms ({t['tflops']:.0f})" if "ms" in t else f"{m} failed" for m, t in row["times"].items()
     )
     bars = "  ".join(
-        f"{'met' if row['ratios'].get(m, 0) >= bar else 'MISSED'} {m} {row['ratios'].get(m, 0):.2f}x of {bar}x"
-        for m, bar in row["bars"].items()
+        f"{'met' if b['met'] else 'MISSED'} {m} {b['ratio'] or 0:.2f}x of {b['asked']}x" for m, b in row["bars"].items()
     )
     print(f"{name:32} {times}  {bars}", flush=True)
 
 
-def linear_speeds(quick):
-    """The pool-first layer's two passes against the same equations compiled."""
-    rows = []
+def linear_speeds(quick, rows, keep, left):
+    """The pool-first layer: the kernels, what "auto" takes compiled, and the equations compiled."""
+    compiled = torch.compile(pool)
+    ways = {"kernels": (pool, "triton"), "auto": (compiled, "auto"), "equations": (compiled, "reference")}
     for n in (4096, 65536) if quick else (4096, 65536, 331776):
         dim, heads = 1024, 64
         x, w, b = (torch.randn(s, device=DEVICE, dtype=torch.bfloat16) for s in ((1, n, dim), (dim, dim), (dim,)))
-        w /= math.sqrt(dim)
-
-        compiled = torch.compile(pool)
+        inputs = (x, w / math.sqrt(dim), b)
         row = {"n": n, "dim": dim, "heads": heads, "floor_ms_at_700": 2 * n * dim * (dim + 2 * heads) / 700e9}
         for passes in ("forward", "both"):
-            for name, function in (("infsa", pool), ("compiled", compiled)):
-                impl = "triton" if name == "infsa" else "chunked"
-                row[f"{name}_{passes}"] = measure_pool(function, (x, w, b), impl, passes)
+            for name, (function, impl) in ways.items():
+                if left():
+                    row[f"{name}_{passes}"] = measure_pool(partial(function, heads=heads, impl=impl), inputs, passes)
         rows.append(row)
+        keep()
         print(json.dumps({"linear": row}), flush=True)
-    return rows
 
 
-def measure_pool(function, inputs, impl, passes):
-    if passes == "forward":
-        return median_ms(torch.no_grad()(lambda: function(*inputs, 64, impl)))
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    return median_ms(lambda: torch.autograd.grad(function(*leaves, 64, impl).sum(), leaves))
-
-
-def run_config(kernel, heads, width, n, fields):
-    """A closure that runs one kernel with one config (backward: with the other kernel at its default)."""
-    config = configs.Config(**fields)
-    q, k, v = tokens(heads, width, n)
-    gamma = torch.full((1, 1, 1), 0.7, device=DEVICE)
-    if kernel == "forward":
-        return lambda: forward(q, k, v, gamma, "relu", False, 1e-6, config)
-    z, norm = forward(q, k, v, gamma, "relu", False, 1e-6)
-    chosen = {f"{kernel}_config": config}
-    return lambda: backward(torch.ones_like(z), q, k, v, gamma, z, norm, "relu", False, 1e-6, **chosen)
-
-
-def compile_config(job):
-    """In a worker: compile into the cache on disk, on few tokens; the reason if it cannot be."""
-    kernel, heads, width, fields = job
+def measure_pool(function, inputs, passes):
     try:
-        run_config(kernel, heads, width, 256, fields)()
-        torch.cuda.synchronize()
-    except Exception as error:  # the compiler raises many kinds
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-    return None
-
-
-def tune(quick, workers):
-    """The candidates of every kernel, compiled in parallel and timed one by one."""
-    shapes = [(16, 64, 16384), (64, 16, 4096), (8, 128, 16384)] + ([] if quick else [(16, 64, 4096), (32, 32, 8192)])
-    kind = configs.generation(torch.cuda.current_device())
-    jobs = [
-        (kernel, heads, width, dataclasses.asdict(c))
-        for kernel in ("forward", "keys", "queries")
-        for heads, width in dict.fromkeys(s[:2] for s in shapes)
-        for c in configs.candidates(kernel, width, kind)
-    ]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        failures = dict(zip(map(str, jobs), pool.map(compile_config, jobs), strict=True))
-    rows = []
-    for heads, width, n in shapes:
-        for kernel, *job in jobs:
-            if job[:2] != [heads, width]:
-                continue
-            failed = failures[str((kernel, *job))]
-            row = {"kernel": kernel, "heads": heads, "width": width, "n": n, "config": job[2], "failed": failed}
-            if failed is None:
-                try:
-                    row |= median_ms(run_config(kernel, heads, width, n, job[2]), rep=20)
-                except Exception as error:
-                    row["failed"] = str(error).splitlines()[0][:120]
-            rows.append(row)
-        show_best([r for r in rows if "ms" in r and r["n"] == n and (r["heads"], r["width"]) == (heads, width)])
-    return rows
-
-
-def show_best(rows):
-    """The three fastest configs of each kernel for one shape."""
-    for kernel in ("forward", "keys", "queries"):
-        for row in sorted((r for r in rows if r["kernel"] == kernel), key=lambda r: r["ms"])[:3]:
-            shape = f"H{row['heads']} d{row['width']} N{row['n']}"
-            print(f"{kernel:8} {shape:18} {row['ms']:.4f} ms ±{row['spread']:.4f} {configs.Config(**row['config'])}")
+        if passes == "forward":
+            return median_ms(torch.no_grad()(lambda: function(*inputs)))
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return median_ms(lambda: torch.autograd.grad(function(*leaves).sum(), leaves))
+    except Exception as error:
+        torch.cuda.empty_cache()
+        return {"failed": reason(error)}
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write, after every row.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer shapes and methods.")] = False,
-    tuning: Annotated[bool, typer.Option("--tune", help="Sweep the configs instead of comparing.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes that compile configs.")] = 12,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further row is begun.")] = 540,
 ) -> None:
-    """Check the kernels, then measure them.
+    """Check the kernels, then measure those that are right.
 
     Example: python benchmarks/kernels.py --quick --out kernels.json
     """
-    report = {"provenance": provenance(DEVICE), "quick": quick}
-    report["checks"] = [] if tuning else checks(quick) + linear_checks(quick)
+    begin = time.perf_counter()
+    report = {"provenance": provenance(DEVICE), "quick": quick, "checks": checks(quick) + linear_checks(quick)}
     broken = [c for c in report["checks"] if not c["holds"]]
     print(f"{len(report['checks']) - len(broken)} of {len(report['checks'])} checks hold")
     for case in broken:
@@ -352,14 +269,22 @@ def main(
         if out is not None:
             write_json(report, out)
 
+    def left():
+        return time.perf_counter() - begin < budget
+
     keep()
-    if GPU and not broken:
-        if tuning:
-            report["tuning"] = tune(quick, workers)
-        else:
-            report["pure"] = []
-            speeds(quick, report["pure"], keep)
-            report["linear"] = linear_speeds(quick)
+    right = {layer for layer in ("pure", "linear") if all(c["holds"] for c in report["checks"] if c["layer"] == layer)}
+    if GPU:
+        report |= {"ceilings": ceilings(), "pure": [], "growth": [], "linear": [], "flex": []}
+        if "pure" in right:
+            speeds(quick, report["pure"], keep, left)
+            growth(quick, report["growth"], keep, left)
+            report["linear_memory"] = linear_memory(report["pure"] + report["growth"])
+        if "linear" in right:
+            linear_speeds(quick, report["linear"], keep, left)
+        if "pure" in right and not quick:
+            flex_speeds(report["flex"], keep, left)
+        report["seconds"] = time.perf_counter() - begin
         keep()
     sys.exit(1 if broken else 0)
 

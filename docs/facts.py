@@ -9,6 +9,7 @@ from infsa.bench.results import read_results
 from infsa.files import read_json
 from infsa.report.bench_tables import latency
 from infsa.report.documents import write_tables
+from infsa.report.kernel_figures import bar_table, kernel_table, model_table
 from infsa.report.quality_tables import Rows, cell, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -87,12 +88,23 @@ def control_table() -> str:
     return markdown(Rows(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines))
 
 
+def measured(name: str) -> dict[str, object] | None:
+    """A result file, if it exists yet."""
+    path = RESULTS / f"{name}.json"
+    return read_json(path) if path.exists() else None
+
+
 TABLES = {
     "README.md": {"facts": facts_table, "verdicts": verdicts_table},
     "docs/index.md": {"facts": facts_table, "verdicts": verdicts_table},
     "docs/idea.md": {"candidates": candidates_table},
     "docs/faq.md": {"control": control_table, "cost": cost_table, "candidates": candidates_table},
     "docs/choosing.md": {"facts": facts_table},
+    "docs/kernels.md": {
+        "kernels": lambda: kernel_table(measured("kernels-h200")),
+        "models": lambda: model_table(measured("models-h200")),
+        "bars": lambda: bar_table(measured("models-h200")),
+    },
 }
 
 

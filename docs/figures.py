@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+from infsa.files import read_json
 from infsa.report import figures
+from infsa.report.kernel_figures import draw_kernels
 
 IMAGES = Path(__file__).parent / "images"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     figures.draw_five_tokens(IMAGES / "five-tokens.png")
+    kernels, models = RESULTS / "kernels-h200.json", RESULTS / "models-h200.json"
+    if kernels.exists():
+        draw_kernels(read_json(kernels), IMAGES / "kernels", read_json(models) if models.exists() else None)
 
 
 if __name__ == "__main__":

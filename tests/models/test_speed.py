@@ -34,6 +34,19 @@ def test_logits_are_those_of_the_model(attention, pool, short, monkeypatch):
     torch.testing.assert_close(fast(model, compile=False, chunk=4)(x), model(x), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("learning", [False, True])
+def test_pure_on_a_gpu_is_never_compiled_whole(learning, monkeypatch):
+    """Compiled code would leave out its kernels."""
+    monkeypatch.setattr(speed.FastInfViT, "_by_kernels", lambda self, images: True)
+    model, x = small(attention="infsa_pure"), images()
+    quick = fast(model, compile=False)
+    quick._whole = quick._replayed = None
+    with torch.set_grad_enabled(learning):
+        found = quick(x)
+    assert found.requires_grad == learning
+    torch.testing.assert_close(found, model(x), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("short", [10**6, 0], ids=["whole", "chunks"])
 @torch.no_grad()
 def test_padding_is_hidden(short, monkeypatch):
@@ -42,6 +55,21 @@ def test_padding_is_hidden(short, monkeypatch):
     mask = torch.ones(2, *model.grid_of(x), dtype=torch.bool)
     mask[1, :, 2:] = False
     torch.testing.assert_close(fast(model, compile=False, chunk=4)(x, mask), model(x, mask), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic_img_pad": True}, {"patch_size": (4, 8), "class_token": False}])
+def test_patches_are_embedded_by_one_product(options):
+    """Values and the gradient of the convolution's weight are those of the model, and no convolution runs."""
+    model, x = small(**options), images(size=(27, 45) if "dynamic_img_pad" in options else (24, 40))
+    found, expected = speed.embed_by_product(model, x), model.embed(x)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    weight = model.patch_embed.proj.weight
+    for f, e in zip(*(torch.autograd.grad(y.square().sum(), weight) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9)
+    heard = []
+    model.patch_embed.proj.register_forward_hook(lambda *_: heard.append(1))
+    speed.embed_by_product(model, x)
+    assert heard, "a hook on the convolution is still called"
 
 
 @torch.no_grad()
@@ -108,6 +136,8 @@ def test_error_of_eight_bits_is_reported():
 def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match="fast takes an InfViT, got Linear"):
         fast(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"^fast takes models of attention and MLP .* got blocks of type MLLABlock$"):
+        fast(small(attention="mlla", mlla_block=True))
     with pytest.raises(ValueError, match="chunk must be"):
         fast(small(), chunk=0)
     with pytest.raises(ValueError, match="fp8=True needs a bfloat16 model"):

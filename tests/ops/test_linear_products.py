@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import infsa
 from infsa.ops import projected
@@ -90,12 +91,29 @@ def test_padding_leaves_no_trace(by_products):
     torch.testing.assert_close(padded, alone, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("n", [15, 16, 17, 23])
+@pytest.mark.parametrize("n", [15, 16, 17, 18, 19, 23])
 def test_spans_add_up(n, monkeypatch):
     monkeypatch.setattr(projected, "SPANS", 4)
     g = generator(1)
     weights, x = torch.randn(2, n, 3, generator=g), torch.randn(2, n, 5, generator=g)
     torch.testing.assert_close(projected._weighted_tokens(weights, x), weights.mT @ x)
+
+
+def test_one_graph_for_every_length(by_products, monkeypatch):
+    """The split into spans asks nothing of the number of tokens that would compile a length anew."""
+    monkeypatch.setattr(projected, "SPANS", 4)
+    _, weight, bias = problem()
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda x: infsa.ops.projected_pool(x, 4, (weight, bias)).mean, fullgraph=True, dynamic=True, backend=counter
+    )
+    for n in (67, 71, 79):
+        x = torch.randn(1, n, 64, generator=generator(n)).bfloat16()
+        expected = infsa.ops.projected_pool(x, 4, (weight, bias)).mean
+        torch.testing.assert_close(compiled(x), expected, rtol=0, atol=2**-7 * expected.abs().max().item())  # bfloat16
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
 
 
 def test_only_bfloat16_on_a_gpu_goes_this_way():

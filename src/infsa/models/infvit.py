@@ -212,13 +212,16 @@ class InfViT(TimmInterface):
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
         grid = self.grid_of(images)
-        patches = self.patch_embed(images).flatten(1, 2)
+        return self.with_positions(self.patch_embed(images).flatten(1, 2), grid), grid
+
+    def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""
         prefix = [
-            token.expand(images.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
+            token.expand(patches.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
         ]
         x = torch.cat([*prefix, patches], 1)
         positions = self.positions(grid)
-        return x if positions is None else x + positions, grid
+        return x if positions is None else x + positions
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -257,14 +260,15 @@ class InfViT(TimmInterface):
         visit: Callable[[int, nn.Module, Tensor, Tensor], None] | None = None,
         depth: int | None = None,
         classify: bool = False,
+        tokens: Tensor | None = None,
     ) -> Tensor:
-        """Images (B, C, H, W) to the tokens that the final norm reads, (B, N, D).
+        """Images (B, C, H, W), or the ``tokens`` that ``embed`` made of them, to those the final norm reads, (B, N, D).
 
         ``visit(index, block, before, after)`` sees the tokens around each block; ``depth`` stops after that many.
         With ``classify`` only the tokens that the classifier reads leave the last block: where that is the class
         token alone, (B, 1, D), the last MLP runs for one token instead of N.
         """
-        x, grid = self.embed(images)
+        x, grid = self.embed(images) if tokens is None else (tokens, self.grid_of(images))
         context = (grid, self.num_prefix_tokens, self.key_mask(patch_mask, grid))
         total = torch.zeros_like(x) if self.readout == "series" else None
         if self.training:

@@ -1,5 +1,7 @@
 """A whole InfViT at speed: compiled, the last MLP for the class token alone, long inputs in chunks, short as graphs.
 
+Disjoint patches are embedded by the matrix product that their convolution is.
+
     quick = infsa.models.fast(model)
     logits = quick(images)
 
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import Mlp
+from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from ..ops.validate import check_count
@@ -41,6 +43,9 @@ def fast(
     """
     if not isinstance(model, InfViT):
         raise TypeError(f"fast takes an InfViT, got {type(model).__name__}")
+    other = next((type(block).__name__ for block in model.blocks if not isinstance(block, Block)), None)
+    if other is not None:
+        raise ValueError(f"fast takes models of attention and MLP (mlla_block=False), got blocks of type {other}")
     check_count(chunk, "chunk")
     if fp8:
         check_fp8(model)
@@ -58,8 +63,7 @@ class FastInfViT(nn.Module):
         prepare: Callable[..., Any] = torch.compile if compile else as_is
         self._whole = prepare(self._logits, dynamic=False)
         self._replayed = prepare(self._logits, dynamic=False, mode="reduce-overhead")
-        self._embed = prepare(lambda model, images: model.embed(images)[0], dynamic=False)
-        # Pure's kernel is one call between two products; compiled code would take the plain version instead
+        self._embed = prepare(embed_by_product, dynamic=False)
         self._attend = (prepare if model.attention != "infsa_pure" else as_is)(_attend, dynamic=False)
         self._add = prepare(_add, dynamic=False)
 
@@ -74,18 +78,23 @@ class FastInfViT(nn.Module):
         rows, columns = self.model.grid_of(images)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
         learning = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
+        by_kernels = self._by_kernels(images)
         if self.mlps is None and (learning or self.training or self.model.readout != "last"):
-            return self._whole(images, patch_mask)
-        if self.mlps is None and tokens <= SHORT:
+            return (self._logits if by_kernels else self._whole)(images, patch_mask)
+        if self.mlps is None and tokens <= SHORT and not by_kernels:
             if self.graphs and images.is_cuda:
                 return self._replayed(images, patch_mask).clone()  # the graph's memory is used again
             return self._whole(images, patch_mask)
         return self._in_chunks(images, patch_mask)
 
+    def _by_kernels(self, images: Tensor) -> bool:
+        """Whether attention runs in Pure's kernels: compiled code would take the plain version instead."""
+        return images.is_cuda and self.model.attention == "infsa_pure"
+
     def _logits(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         model = self.model
-        tokens = model.norm(model.run(images, patch_mask, classify=True))
-        return model.forward_head(tokens, patch_mask=patch_mask)
+        x = model.run(images, patch_mask, classify=True, tokens=embed_by_product(model, images))
+        return model.forward_head(model.norm(x), patch_mask=patch_mask)
 
     @torch.no_grad()
     def _in_chunks(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
@@ -115,6 +124,35 @@ class FastInfViT(nn.Module):
         difference = (found - expected).norm() / expected.norm()
         same = (found.argmax(-1) == expected.argmax(-1)).double().mean()
         return {"relative": difference.item(), "same_class": same.item()}
+
+
+def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
+    """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
+
+    A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them.
+
+    Example:
+        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
+        torch.Size([1, 17, 192])
+    """
+    layer, grid = model.patch_embed, model.grid_of(images)
+    if not _disjoint(layer):
+        return model.embed(images)[0]
+    (rows, columns), convolution = layer.patch_size, layer.proj
+    below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
+    x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
+    x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
+    x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
+    x = nn.functional.linear(x, convolution.weight.flatten(1), convolution.bias)
+    return model.with_positions(layer.norm(x), grid)
+
+
+def _disjoint(layer: PatchEmbed) -> bool:
+    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
+    c = layer.proj
+    plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
+    alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)
+    return alone and not any((m._forward_hooks or m._forward_pre_hooks) for m in (layer, c))
 
 
 def _attend(block: Block, x: Tensor, *context: Any) -> Tensor:

@@ -11,6 +11,7 @@ from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
 SPANS = 64  # a product with few rows and columns but many tokens would keep few of a GPU's processors busy
+FEW_LEFT = 2  # tokens beyond the last span that are no product of their own: the class token of a square image
 
 
 def projected_pool(
@@ -103,7 +104,8 @@ def _pool_from_tokens(
         total, vectors = energy_sums(x, weight, bias, mask, heads)
         central = weighted_mean(vectors, total, eps)  # (B, H, d)
         weight, bias = key
-        u = torch.einsum("bhd,hdc->bhc", central, weight.float().unflatten(0, (heads, -1)))
+        kept = x.dtype if score_sums is _scores_by_products else torch.float32  # which rounds u to the type of x anyway
+        u = torch.einsum("bhd,hdc->bhc", central.to(kept), weight.to(kept).unflatten(0, (heads, -1)))
         offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
         absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
         return Pooled(weighted_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
@@ -144,4 +146,9 @@ def _weighted_tokens(weights: Tensor, x: Tensor) -> Tensor:
     whole = x.shape[1] // spans * spans
     parts = (y[:, :whole].unflatten(1, (spans, -1)) for y in (weights, x))  # (B, spans, n, ...)
     total = (next(parts).mT @ next(parts)).float().sum(1)
-    return total if whole == x.shape[1] else total + (weights[:, whole:].mT @ x[:, whole:]).float()
+    if whole == x.shape[1]:
+        return total
+    weights, x = weights[:, whole:], x[:, whole:]
+    if x.shape[1] > FEW_LEFT:
+        return total + (weights.mT @ x).float()
+    return total + (weights.float().unsqueeze(-1) * x.float().unsqueeze(2)).sum(1)  # compiled, part of the sum above

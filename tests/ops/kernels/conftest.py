@@ -4,7 +4,7 @@ import torch
 
 from infsa.ops.validate import INTERPRETED
 
-ANYWHERE = {"test_choice.py", "test_interpreted.py"}
+ANYWHERE = {"test_choice.py", "test_compiled.py", "test_interpreted.py"}
 
 
 def pytest_ignore_collect(collection_path, config):

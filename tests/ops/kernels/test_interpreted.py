@@ -13,8 +13,10 @@ import torch
 
 from infsa.ops.validate import HAS_TRITON, INTERPRETED
 
+from .conftest import ANYWHERE
+
 HERE = Path(__file__).parent
-FILES = sorted(p.name for p in HERE.glob("test_*.py") if p.name not in ("test_choice.py", "test_interpreted.py"))
+FILES = sorted(p.name for p in HERE.glob("test_*.py") if p.name not in ANYWHERE)
 GROUPS = [[name for name in FILES if (name == "test_pure.py") == alone] for alone in (True, False)]
 
 pytestmark = pytest.mark.skipif(

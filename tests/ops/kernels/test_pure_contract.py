@@ -6,7 +6,7 @@ import torch
 import infsa
 
 from ..helpers import leaves, lengths_mask
-from .helpers import DEVICE, attend, problem, value_and_gradients
+from .helpers import DEVICE, DTYPES, attend, problem, value_and_gradients
 
 causality = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
@@ -116,3 +116,16 @@ def test_float16_saturates():
     k = torch.ones(1, 1, 64, 16, dtype=torch.float16, device=DEVICE)
     v = torch.full((1, 1, 64, 16), 6e4, dtype=torch.float16, device=DEVICE)
     assert (infsa.pure_attention(q, k, v, gamma=0.9, impl="triton") == 65504).all()
+
+
+@causality
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", [0, 1, 2], ids="qkv")
+def test_a_number_that_is_none_is_not_hidden(place, dtype, is_causal):
+    """The output is NaN where the reference is, and a gradient is not finite throughout if the reference's is not."""
+    inputs = problem(9, 33, dtype=dtype, heads=1)
+    inputs[place][0, 0, 10, 3] = float("nan")
+    found, expected = (value_and_gradients(attend(i, is_causal=is_causal), inputs) for i in ("triton", "reference"))
+    assert torch.equal(found[0].isnan(), expected[0].isnan())
+    for x, y in zip(found[1:], expected[1:], strict=True):
+        assert x.isnan().any() or not y.isnan().any()

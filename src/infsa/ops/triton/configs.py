@@ -1,6 +1,6 @@
 """Tile sizes per kernel, GPU generation and head width: fixed, so that a first call compiles once.
 
-``benchmarks/kernels.py --tune`` measures the alternatives listed here; what wins is written into the tables.
+``benchmarks/kernel_tuning.py`` measures the alternatives listed here; what wins is written into the tables.
 """
 
 import functools
@@ -48,6 +48,8 @@ def padded_width(width: int) -> int:
 def generation(index: int | None) -> int:
     """The class of GPU, as a compute capability: 80, 89, 90 or 100; 0 for the interpreter.
 
+    8.6, 8.9 and 12.x have 99 KiB of shared memory and are one class.
+
     Example:
         >>> generation(None)
         0
@@ -55,7 +57,9 @@ def generation(index: int | None) -> int:
     if index is None:
         return 0
     major, minor = torch.cuda.get_device_capability(index)
-    return 100 if major >= 10 else 90 if major == 9 else 89 if (major, minor) >= (8, 6) else 80
+    if major == 12 or (major, minor) in ((8, 6), (8, 9)):
+        return 89
+    return {8: 80, 9: 90}.get(major, 100)
 
 
 SMALL = Config(32, 32)  # the interpreter: many tiles for few tokens
@@ -118,6 +122,9 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
         128: Config(128, 64, 8, 3, tma=True),
     },
 }
+# Blackwell keeps a tile of scores in shared memory too: 128 x 128 would not fit
+HALF |= {(kernel, 100): dict(HALF[kernel, 90]) for kernel in ("forward", "keys", "queries")}
+HALF["forward", 100][128] = Config(128, 64, 4, 2, tma=True, lanes=True)
 FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(32, 32, 8, 1)}  # float32
 
 
@@ -132,7 +139,7 @@ def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | Non
         return SMALL
     if dtype == torch.float32:
         return FULL[width]
-    return HALF[kernel, min(kind, 90)][width]
+    return HALF[kernel, kind][width]
 
 
 def candidates(kernel: str, width: int, kind: int) -> list[Config]:

@@ -33,13 +33,13 @@ def _real(mask_ptr, batch, token, n, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _project(
-    x_base,
-    stride_n,
+def _queries(
+    x_ptr,
     w_ptr,
     b_ptr,
-    token,
-    first_head,
+    mask_ptr,
+    stride_b,
+    stride_n,
     heads,
     n,
     DIM: tl.constexpr,
@@ -49,8 +49,19 @@ def _project(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """The queries of a block of tokens and heads: (BLOCK_N, BLOCK_H, PADDED)."""
+    """The queries (BLOCK_N, BLOCK_H, PADDED) of this program's tokens and heads, zero where there are none.
+
+    With them the place of the block among all blocks of tokens, the batch item, the tokens and the first head.
+    """
+    head_blocks = tl.cdiv(heads, BLOCK_H)
+    blocks = tl.cdiv(n, BLOCK_N)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H  # neighbours share the tokens
+    place = tl.program_id(0) // head_blocks
+    batch, block = place // blocks, place % blocks
+    token = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_base = head_start(x_ptr, batch, 0, stride_b, 0)
     column = tl.arange(0, BLOCK_H * PADDED)
     head, inside = first_head + column // PADDED, column % PADDED
     exists = (head < heads) & (inside < WIDTH)
@@ -64,7 +75,9 @@ def _project(
         sums = product(x, w, sums)
     if BIASED:
         sums += tl.load(b_ptr + row, mask=exists, other=0.0).to(tl.float32)[None, :]
-    return tl.reshape(sums, (BLOCK_N, BLOCK_H, PADDED))
+    q = tl.reshape(sums, (BLOCK_N, BLOCK_H, PADDED))
+    q = tl.where(_real(mask_ptr, batch, token, n, MASKED)[:, None, None], q, 0.0)
+    return q, place, batch, token, first_head
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -89,20 +102,13 @@ def energy_kernel(
     MASKED: tl.constexpr,
 ):
     """Σ e and Σ e q of a block of tokens, for a block of heads."""
-    head_blocks = tl.cdiv(heads, BLOCK_H)
-    blocks = tl.cdiv(n, BLOCK_N)
-    first_head = tl.program_id(0) % head_blocks * BLOCK_H  # neighbours share the tokens
-    place = tl.program_id(0) // head_blocks
-    batch, block = place // blocks, place % blocks
-    token = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    x_base = head_start(x_ptr, batch, 0, stride_xb, 0)
-    q = _project(
-        x_base,
-        stride_xn,
+    q, place, _, _, first_head = _queries(
+        x_ptr,
         w_ptr,
         b_ptr,
-        token,
-        first_head,
+        mask_ptr,
+        stride_xb,
+        stride_xn,
         heads,
         n,
         DIM,
@@ -112,8 +118,8 @@ def energy_kernel(
         BLOCK_H,
         BLOCK_D,
         BIASED,
+        MASKED,
     )
-    q = tl.where(_real(mask_ptr, batch, token, n, MASKED)[:, None, None], q, 0.0)
     energy = tl.sqrt(tl.sum(q * q, 2))  # (BLOCK_N, BLOCK_H)
     head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
     place = wide(place) * heads + head
@@ -146,20 +152,13 @@ def energy_backward_kernel(
     MASKED: tl.constexpr,
 ):
     """dq_i = (g_e + g_q · q_i) q_i / e_i + e_i g_q, with q computed again: (B, N, H · WIDTH)."""
-    head_blocks = tl.cdiv(heads, BLOCK_H)
-    blocks = tl.cdiv(n, BLOCK_N)
-    first_head = tl.program_id(0) % head_blocks * BLOCK_H
-    place = tl.program_id(0) // head_blocks
-    batch, block = place // blocks, place % blocks
-    token = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    x_base = head_start(x_ptr, batch, 0, stride_xb, 0)
-    q = _project(
-        x_base,
-        stride_xn,
+    q, _, batch, token, first_head = _queries(
+        x_ptr,
         w_ptr,
         b_ptr,
-        token,
-        first_head,
+        mask_ptr,
+        stride_xb,
+        stride_xn,
         heads,
         n,
         DIM,
@@ -169,8 +168,8 @@ def energy_backward_kernel(
         BLOCK_H,
         BLOCK_D,
         BIASED,
+        MASKED,
     )
-    q = tl.where(_real(mask_ptr, batch, token, n, MASKED)[:, None, None], q, 0.0)
     energy = tl.sqrt(tl.sum(q * q, 2))
     head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
     mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]

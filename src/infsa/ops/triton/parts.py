@@ -127,11 +127,11 @@ def edges_and_pulled(raw, unit, pull, weight, ACTIVATION: tl.constexpr):
     """R' = φ(unit · raw) / unit, and (pull − weight · R') φ'(unit · raw)."""
     if ACTIVATION == RELU:
         r = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        return r, tl.where(raw > 0, pull - weight * raw, 0.0)
+        return r, tl.where(raw <= 0, 0.0, pull - weight * raw)  # asked this way, NaN stays NaN
     elif ACTIVATION == ABS:
         r = tl.abs(raw)
         pulled = pull - weight * r
-        return r, tl.where(raw > 0, pulled, tl.where(raw < 0, -pulled, 0.0))
+        return r, tl.where(raw < 0, -pulled, tl.where(raw == 0, 0.0, pulled))
     else:
         score = raw * unit
         below = 0.5 + 0.5 * tl.math.erf(score * SQRT_HALF)

@@ -212,6 +212,7 @@ def pure_keys(
     first = 0
     if CAUSAL:
         first = tl.minimum(tl.cdiv(start + BLOCK_K, BLOCK_Q) * BLOCK_Q, n_q)  # from here on every key is in the past
+    for part in tl.static_range(1 - CAUSAL, 2):  # the diagonal comes first
         dk, dv = _visit_queries(
             dk,
             dv,
@@ -222,8 +223,8 @@ def pure_keys(
             row_base,
             stride_qn,
             stride_gn,
-            start // BLOCK_Q * BLOCK_Q,
-            first,
+            first if part else start // BLOCK_Q * BLOCK_Q,
+            n_q if part else first,
             start,
             n_q,
             items,
@@ -236,42 +237,12 @@ def pure_keys(
             BLOCK_Q,
             BLOCK_K,
             EVEN,
-            True,
+            part == 0,
             ROWWISE,
             ACTIVATION,
             TMA,
-            False,
+            SPECIALIZE and part == 1,
         )
-    dk, dv = _visit_queries(
-        dk,
-        dv,
-        k,
-        v,
-        queries,
-        grads,
-        row_base,
-        stride_qn,
-        stride_gn,
-        first,
-        n_q,
-        start,
-        n_q,
-        items,
-        weight,
-        unit,
-        WIDTH,
-        VALUE_WIDTH,
-        PADDED,
-        VALUE_PADDED,
-        BLOCK_Q,
-        BLOCK_K,
-        EVEN,
-        False,
-        ROWWISE,
-        ACTIVATION,
-        TMA,
-        SPECIALIZE,
-    )
     dk_base = head_start(dk_ptr, batch, head, stride_dkb, stride_dkh)
     dv_base = head_start(dv_ptr, batch, head, stride_dvb, stride_dvh)
     dk = rounded(dk * of_keys, dk_ptr.dtype.element_ty)

@@ -136,35 +136,7 @@ def pure_queries(
     whole = n_k
     if CAUSAL:
         whole = start // BLOCK_K * BLOCK_K  # the columns that every row of the block sees
-    dq = _visit_keys(
-        dq,
-        q,
-        g,
-        keys,
-        values,
-        of_pull,
-        weight,
-        stride_kn,
-        stride_vn,
-        0,
-        whole,
-        start,
-        n_k,
-        unit,
-        WIDTH,
-        VALUE_WIDTH,
-        PADDED,
-        VALUE_PADDED,
-        BLOCK_Q,
-        BLOCK_K,
-        EVEN,
-        False,
-        ROWWISE,
-        ACTIVATION,
-        TMA,
-        SPECIALIZE,
-    )
-    if CAUSAL:
+    for part in tl.static_range(1 + CAUSAL):  # the diagonal comes second
         dq = _visit_keys(
             dq,
             q,
@@ -175,8 +147,8 @@ def pure_queries(
             weight,
             stride_kn,
             stride_vn,
-            whole,
-            tl.minimum(start + BLOCK_Q, n_k),
+            whole if part else 0,
+            tl.minimum(start + BLOCK_Q, n_k) if part else whole,
             start,
             n_k,
             unit,
@@ -187,11 +159,11 @@ def pure_queries(
             BLOCK_Q,
             BLOCK_K,
             EVEN,
-            True,
+            part == 1,
             ROWWISE,
             ACTIVATION,
             TMA,
-            False,
+            SPECIALIZE and part == 0,
         )
     dq_base = head_start(dq_ptr, batch, head, stride_dqb, stride_dqh)
     dq = rounded(dq * of_queries, dq_ptr.dtype.element_ty)

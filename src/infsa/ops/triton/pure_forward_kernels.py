@@ -158,37 +158,10 @@ def pure_rows(
     else:
         squares = tl.zeros([BLOCK_Q], dtype=tl.float32)
 
+    whole = n_k
     if CAUSAL:
         whole = start // BLOCK_K * BLOCK_K  # the columns that every row of the block sees
-    else:
-        whole = n_k
-    sums, squares = _visit(
-        sums,
-        squares,
-        q,
-        unit[:, None],
-        keys,
-        values,
-        stride_kn,
-        stride_vn,
-        0,
-        whole,
-        start,
-        n_k,
-        WIDTH,
-        VALUE_WIDTH,
-        PADDED,
-        VALUE_PADDED,
-        BLOCK_Q,
-        BLOCK_K,
-        EVEN,
-        False,
-        ACTIVATION,
-        TMA,
-        SPECIALIZE,
-        LANES,
-    )
-    if CAUSAL:
+    for part in tl.static_range(1 + CAUSAL):  # the diagonal comes second
         sums, squares = _visit(
             sums,
             squares,
@@ -198,8 +171,8 @@ def pure_rows(
             values,
             stride_kn,
             stride_vn,
-            whole,
-            tl.minimum(start + BLOCK_Q, n_k),
+            whole if part else 0,
+            tl.minimum(start + BLOCK_Q, n_k) if part else whole,
             start,
             n_k,
             WIDTH,
@@ -209,10 +182,10 @@ def pure_rows(
             BLOCK_Q,
             BLOCK_K,
             EVEN,
-            True,
+            part == 1,
             ACTIVATION,
             TMA,
-            False,
+            SPECIALIZE and part == 0,
             LANES,
         )
 
@@ -275,5 +248,5 @@ def pure_scale(
     u = load_tile(base, stride_zn, start, n_q, VALUE_WIDTH, BLOCK_Q, VALUE_PADDED, False, False)
     z = u.to(tl.float32) * share[:, None]
     if u.dtype == tl.float16:
-        z = tl.clamp(z, -FLOAT16_MAX, FLOAT16_MAX)
+        z = tl.clamp(z, -FLOAT16_MAX, FLOAT16_MAX, propagate_nan=tl.PropagateNan.ALL)
     store_tile(base, stride_zn, start, n_q, rounded(z, u.dtype), VALUE_WIDTH, BLOCK_Q, VALUE_PADDED)

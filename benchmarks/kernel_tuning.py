@@ -1,0 +1,102 @@
+"""Sweep the tile sizes of Pure InfSA's kernels on this GPU and print the best per shape.
+
+    python benchmarks/kernel_tuning.py --out benchmarks/results/kernels-tuning-h200.json
+
+Nothing is checked here: the winners go into ``infsa/ops/triton/configs.py`` by hand, then ``benchmarks/kernels.py``
+checks them.
+"""
+
+import dataclasses
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from kernel_checks import DEVICE, GPU, tokens
+from kernels import median_ms, reason
+
+from infsa.files import write_json
+from infsa.ops.triton import configs
+from infsa.ops.triton.pure_backward import backward
+from infsa.ops.triton.pure_forward import forward
+from infsa.provenance import provenance
+
+
+def run_config(kernel, heads, width, n, fields):
+    """A closure that runs one kernel with one config (backward: with the other kernel at its default)."""
+    config = configs.Config(**fields)
+    q, k, v = tokens(heads, width, n)
+    gamma = torch.full((1, 1, 1), 0.7, device=DEVICE)
+    if kernel == "forward":
+        return lambda: forward(q, k, v, gamma, "relu", False, 1e-6, config)
+    z, norm = forward(q, k, v, gamma, "relu", False, 1e-6)
+    chosen = {f"{kernel}_config": config}
+    return lambda: backward(torch.ones_like(z), q, k, v, gamma, z, norm, "relu", False, 1e-6, **chosen)
+
+
+def compile_config(job):
+    """In a worker: compile into the cache on disk, on few tokens; the reason if it cannot be."""
+    kernel, heads, width, fields = job
+    try:
+        run_config(kernel, heads, width, 256, fields)()
+        torch.cuda.synchronize()
+    except Exception as error:  # the compiler raises many kinds
+        return reason(error)
+    return None
+
+
+def tune(quick, workers):
+    """The candidates of every kernel, compiled in parallel and timed one by one."""
+    shapes = [(16, 64, 16384), (64, 16, 4096), (8, 128, 16384)] + ([] if quick else [(16, 64, 4096), (32, 32, 8192)])
+    kind = configs.generation(torch.cuda.current_device())
+    jobs = [
+        (kernel, heads, width, dataclasses.asdict(c))
+        for kernel in ("forward", "keys", "queries")
+        for heads, width in dict.fromkeys(s[:2] for s in shapes)
+        for c in configs.candidates(kernel, width, kind)
+    ]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        failures = dict(zip(map(str, jobs), pool.map(compile_config, jobs), strict=True))
+    rows = []
+    for heads, width, n in shapes:
+        for kernel, *job in jobs:
+            if job[:2] != [heads, width]:
+                continue
+            failed = failures[str((kernel, *job))]
+            row = {"kernel": kernel, "heads": heads, "width": width, "n": n, "config": job[2], "failed": failed}
+            if failed is None:
+                try:
+                    row |= median_ms(run_config(kernel, heads, width, n, job[2]), rep=20)
+                except Exception as error:
+                    row["failed"] = reason(error)
+            rows.append(row)
+        show_best([r for r in rows if "ms" in r and r["n"] == n and (r["heads"], r["width"]) == (heads, width)])
+    return rows
+
+
+def show_best(rows):
+    """The three fastest configs of each kernel for one shape."""
+    for kernel in ("forward", "keys", "queries"):
+        for row in sorted((r for r in rows if r["kernel"] == kernel), key=lambda r: r["ms"])[:3]:
+            shape = f"H{row['heads']} d{row['width']} N{row['n']}"
+            print(f"{kernel:8} {shape:18} {row['ms']:.4f} ms ±{row['spread']:.4f} {configs.Config(**row['config'])}")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    quick: Annotated[bool, typer.Option(help="Fewer shapes.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that compile configs.")] = 12,
+) -> None:
+    """Compile every candidate in parallel, time them one by one, write all and print the best.
+
+    Example: python benchmarks/kernel_tuning.py --quick --out tuning.json
+    """
+    if not GPU:
+        raise typer.BadParameter("needs a CUDA device")
+    write_json({"provenance": provenance(DEVICE), "tuning": tune(quick, workers)}, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
