@@ -209,9 +209,20 @@ def collect(out: Path, to: Path) -> None:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Top-1 after every stage and the seconds of adaptation, in Markdown."""
+    """Top-1 after every stage and the seconds of adaptation, in Markdown, with what they were measured on."""
     stages = ("original", "converted", "layers", "logits", "labels")
-    lines = ["| conversion | " + " | ".join(stages) + " | seconds |", "| --- |" + " --- |" * (len(stages) + 1)]
+    first, made = next(rows[way] for way in WAYS if way in rows), rows["softmax"]["made_with"]
+    plan, start = first["plan"], first["history"][0]
+    error = 100 * math.sqrt(start["top1"] * (1 - start["top1"]) / start["images"])
+    epochs = ", ".join(f"{plan[f'{stage[:-1]}_epochs']} of {stage}" for stage in stages[2:])
+    machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
+    lines = [
+        f"{rows['softmax']['images']} images, epochs: {epochs}; {start['images']} held-out images, so one standard "
+        f"error is {error:.1f}; {machine}.",
+        "",
+        "| conversion | " + " | ".join(stages) + " | seconds |",
+        "| --- |" + " --- |" * (len(stages) + 1),
+    ]
     for way in (name for name in WAYS if name in rows):
         found = {row["stage"]: row for row in rows[way]["history"]}
         cells = [f"{100 * found[stage]['top1']:.1f}" if stage in found else "" for stage in stages]

@@ -51,3 +51,14 @@ def test_a_smaller_shard_has_as_many_images_of_every_class(benchmark, tmp_path):
         assert all(arrays["is_val"][row] == (split is val) for row in rows)
     with pytest.raises(typer.BadParameter, match=r"at least 4, .*got 3"):
         benchmark.smaller_shard(tmp_path / "shard.npz", 3, tmp_path)
+
+
+def test_the_table_says_what_it_was_measured_on(benchmark):
+    history = [{"stage": stage, "top1": top1, "images": 900} for stage, top1 in (("original", 0.5), ("logits", 0.45))]
+    plan = {"layer_epochs": 0, "logit_epochs": 2, "label_epochs": 0}
+    rows = {"softmax": {"images": 1800, "made_with": {"cpu": "a processor", "threads": 2}}}
+    rows |= {"control": {"epochs": 2, "top1": 0.51}, "pure": {"history": history, "plan": plan, "seconds": 7.4}}
+    found = benchmark.table(rows).splitlines()
+    assert found[0].startswith("1800 images, epochs: 0 of layers, 2 of logits, 0 of labels; 900 held-out images")
+    assert found[0].endswith("one standard error is 1.7; a processor, 2 threads.")
+    assert found[4] == "| pure | 50.0 |  |  | 45.0 |  | 7 |"
