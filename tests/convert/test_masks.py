@@ -214,7 +214,7 @@ def test_linear_refuses_other_masks_by_name():
         encoder(x, is_causal=True)
 
 
-def test_pure_keeps_any_mask():
+def test_pure_keeps_a_mask_over_pairs():
     original = layer(Attention)
     x = torch.randn(2, N, 16, dtype=torch.float64)
     band = torch.ones(N, N, dtype=torch.bool).triu(-2).tril(2)
