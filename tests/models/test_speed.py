@@ -6,6 +6,7 @@ from torch import nn
 
 import infsa
 from infsa.models import fast, speed
+from infsa.models.gelu import HALF, half_gelu
 from infsa.models.rounding import Fp8Linear, round_rows
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5, "img_size": 24}
@@ -34,19 +35,6 @@ def test_logits_are_those_of_the_model(attention, pool, short, monkeypatch):
     torch.testing.assert_close(fast(model, compile=False, chunk=4)(x), model(x), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("learning", [False, True])
-def test_pure_on_a_gpu_is_never_compiled_whole(learning, monkeypatch):
-    """Compiled code would leave out its kernels."""
-    monkeypatch.setattr(speed.FastInfViT, "_by_kernels", lambda self, images: True)
-    model, x = small(attention="infsa_pure"), images()
-    quick = fast(model, compile=False)
-    quick._whole = quick._replayed = None
-    with torch.set_grad_enabled(learning):
-        found = quick(x)
-    assert found.requires_grad == learning
-    torch.testing.assert_close(found, model(x), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("short", [10**6, 0], ids=["whole", "chunks"])
 @torch.no_grad()
 def test_padding_is_hidden(short, monkeypatch):
@@ -61,14 +49,15 @@ def test_padding_is_hidden(short, monkeypatch):
 def test_patches_are_embedded_by_one_product(options):
     """Values and the gradient of the convolution's weight are those of the model, and no convolution runs."""
     model, x = small(**options), images(size=(27, 45) if "dynamic_img_pad" in options else (24, 40))
-    found, expected = speed.embed_by_product(model, x), model.embed(x)[0]
+    positions = model.positions(model.grid_of(x))
+    found, expected = speed.embed_by_product(model, x, positions), model.embed(x)[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     weight = model.patch_embed.proj.weight
     for f, e in zip(*(torch.autograd.grad(y.square().sum(), weight) for y in (found, expected)), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9)
     heard = []
     model.patch_embed.proj.register_forward_hook(lambda *_: heard.append(1))
-    speed.embed_by_product(model, x)
+    speed.embed_by_product(model, x, positions)
     assert heard, "a hook on the convolution is still called"
 
 
@@ -111,6 +100,53 @@ def test_blocks_share_their_compiled_code(monkeypatch):
     torch.testing.assert_close(fast(model, chunk=8)(x), model(x), rtol=1e-4, atol=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # embed, attend, chunks, the class token
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_the_cheaper_gelu_rounds_like_the_exact_one(dtype):
+    """Every number of the type: one of the two neighbours of the result, nearly always the nearer."""
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    x = x[x.isfinite() & ((x > -12) | (x == 0))]
+    exact = x.double() * torch.special.erfc(-x.double() / 2**0.5) / 2
+    found = half_gelu(x)
+    units = (found.view(torch.int16).int() - exact.to(dtype).view(torch.int16).int()).abs()
+    assert units.max() <= 1
+    assert (units > 0).double().mean() < 0.01
+    assert half_gelu(torch.tensor([float("nan"), float("inf")], dtype=dtype)).tolist()[1] == float("inf")
+    assert half_gelu(torch.tensor([float("nan")], dtype=dtype)).isnan()
+
+
+@torch.no_grad()
+def test_an_mlp_that_is_not_plain_is_called():
+    model, x = small(dtype=torch.bfloat16), images(torch.bfloat16)
+    quick = fast(model, compile=False)
+    heard = []
+    before = quick(x)
+    model.blocks[0].mlp.act.register_forward_hook(lambda *_: heard.append(1))
+    model.blocks[1].mlp.act = nn.GELU("tanh")
+    assert (quick(x) - before).norm() <= 0.05 * before.norm()
+    assert heard
+    assert (before - model(x)).norm() <= 0.05 * before.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["learn", "sincos", "none"])
+def test_positions_are_computed_once_until_their_table_changes(kind, monkeypatch):
+    model, x = small(pos_embed=kind), images()
+    quick = fast(model, compile=False)
+    counted = []
+    positions = model.positions
+    monkeypatch.setattr(model, "positions", lambda grid: counted.append(grid) or positions(grid))
+    for _ in range(3):
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
+    assert len(counted) == 1 + 3  # the model itself asks every time
+    if kind == "learn":
+        model.pos_embed.add_(1)
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
+        model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
+    other = images(size=(40, 24))
+    torch.testing.assert_close(quick(other), model(other), rtol=1e-10, atol=1e-10)
 
 
 def test_eight_bits_round_to_the_nearest_of_their_row():

@@ -91,17 +91,7 @@ def test_padding_leaves_no_trace(by_products):
     torch.testing.assert_close(padded, alone, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("n", [15, 16, 17, 18, 19, 23])
-def test_spans_add_up(n, monkeypatch):
-    monkeypatch.setattr(projected, "SPANS", 4)
-    g = generator(1)
-    weights, x = torch.randn(2, n, 3, generator=g), torch.randn(2, n, 5, generator=g)
-    torch.testing.assert_close(projected._weighted_tokens(weights, x), weights.mT @ x)
-
-
-def test_one_graph_for_every_length(by_products, monkeypatch):
-    """The split into spans asks nothing of the number of tokens that would compile a length anew."""
-    monkeypatch.setattr(projected, "SPANS", 4)
+def test_one_graph_for_every_length(by_products):
     _, weight, bias = problem()
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

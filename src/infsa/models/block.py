@@ -5,6 +5,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from ..nn.peers import Attention
+from ..ops.validate import exporting
 
 
 class Block(nn.Module):
@@ -46,7 +47,7 @@ class Block(nn.Module):
         x = x + self.drop_path1(self.drop(attended))
         if self.norm2 is None or self.mlp is None:
             return x
-        chunk = None if torch.compiler.is_exporting() else self.mlp_chunk  # a program must run at any length
+        chunk = None if exporting() else self.mlp_chunk  # a program must run at any length
         if chunk is None or x.shape[1] <= chunk:
             return x + self.drop_path2(self.mlp(self.norm2(x)))
         parts = [self.mlp(self.norm2(part)) for part in x.split(chunk, dim=1)]

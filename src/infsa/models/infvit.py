@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..nn.peers import MLLABlock, Performer, create_attention
+from ..ops.rows import linear
 from ..ops.validate import accumulation_dtype
 from .block import Block
 from .maps import attention_maps
@@ -212,15 +213,14 @@ class InfViT(TimmInterface):
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
         grid = self.grid_of(images)
-        return self.with_positions(self.patch_embed(images).flatten(1, 2), grid), grid
+        return self.with_positions(self.patch_embed(images).flatten(1, 2), self.positions(grid)), grid
 
-    def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+    def with_positions(self, patches: Tensor, positions: Tensor | None) -> Tensor:
         """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""
         prefix = [
             token.expand(patches.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
         ]
         x = torch.cat([*prefix, patches], 1)
-        positions = self.positions(grid)
         return x if positions is None else x + positions
 
     def set_input_size(
@@ -322,7 +322,7 @@ class InfViT(TimmInterface):
         if self.pre_logits is not None:
             x = torch.tanh(self.pre_logits(x))
         x = self.head_drop(x)
-        return x if pre_logits else self.head(x)
+        return x if pre_logits else linear(x, self.head)
 
     def forward(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to logits (B, classes)."""

@@ -17,11 +17,14 @@ import torch
 from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
+from ..ops.rows import linear
 from ..ops.validate import check_count
 from .block import Block
+from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
 from .infvit import InfViT
 from .rounding import Fp8Linear, check_fp8
 
+REPLAYED = {"triton.cudagraphs": True, "realize_reads_threshold": 2}  # tokens are written, not added up again
 SHORT = 16384  # tokens of a batch up to which launches, not arithmetic, take the time
 
 
@@ -58,13 +61,17 @@ class FastInfViT(nn.Module):
     def __init__(self, model: InfViT, compile: bool, graphs: bool, chunk: int, fp8: bool) -> None:
         super().__init__()
         self.model, self.graphs, self.chunk = model, graphs and compile, chunk
+        self.training = model.training
         self.mlps = nn.ModuleList(_eight_bit(block) for block in model.blocks) if fp8 else None
+        self._known: tuple[Any, Tensor | None] | None = None  # the last grid's positions, and what they depend on
+        self._buffer: Tensor | None = None
         as_is: Callable[..., Any] = lambda function, **_: function  # noqa: E731
         prepare: Callable[..., Any] = torch.compile if compile else as_is
-        self._whole = prepare(self._logits, dynamic=False)
-        self._replayed = prepare(self._logits, dynamic=False, mode="reduce-overhead")
+        self._with_gradients = prepare(self._differentiable, dynamic=False)
+        self._whole = prepare(self._inferred, dynamic=False)
+        self._replayed = prepare(self._inferred, dynamic=False, options=REPLAYED)
         self._embed = prepare(embed_by_product, dynamic=False)
-        self._attend = (prepare if model.attention != "infsa_pure" else as_is)(_attend, dynamic=False)
+        self._attend = prepare(_attend, dynamic=False)
         self._add = prepare(_add, dynamic=False)
 
     def train(self, mode: bool = True) -> "FastInfViT":
@@ -78,38 +85,75 @@ class FastInfViT(nn.Module):
         rows, columns = self.model.grid_of(images)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
         learning = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
-        by_kernels = self._by_kernels(images)
         if self.mlps is None and (learning or self.training or self.model.readout != "last"):
-            return (self._logits if by_kernels else self._whole)(images, patch_mask)
-        if self.mlps is None and tokens <= SHORT and not by_kernels:
-            if self.graphs and images.is_cuda:
-                return self._replayed(images, patch_mask).clone()  # the graph's memory is used again
-            return self._whole(images, patch_mask)
-        return self._in_chunks(images, patch_mask)
+            return self._with_gradients(images, patch_mask)
+        with torch.no_grad():
+            positions = self._positions((rows, columns))
+            if self.mlps is None and tokens <= SHORT:
+                if self.graphs and images.is_cuda:
+                    return self._replayed(self._static(images), patch_mask, positions).clone()  # its memory is reused
+                return self._whole(images, patch_mask, positions)
+            return self._in_chunks(images, patch_mask, positions)
 
-    def _by_kernels(self, images: Tensor) -> bool:
-        """Whether attention runs in Pure's kernels: compiled code would take the plain version instead."""
-        return images.is_cuda and self.model.attention == "infsa_pure"
-
-    def _logits(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
+    def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         model = self.model
-        x = model.run(images, patch_mask, classify=True, tokens=embed_by_product(model, images))
+        tokens = embed_by_product(model, images, model.positions(model.grid_of(images)))
+        x = model.run(images, patch_mask, classify=True, tokens=tokens)
         return model.forward_head(model.norm(x), patch_mask=patch_mask)
 
-    @torch.no_grad()
-    def _in_chunks(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
+    def _positions(self, grid: tuple[int, int]) -> Tensor | None:
+        """The model's positions on a grid, computed once for as long as their table stays as it is."""
+        like = self.model.patch_embed.proj.weight if self.model.pos_embed is None else self.model.pos_embed
+        if like.is_inference():  # tells nobody when it changes
+            return self.model.positions(grid)
+        state = (grid, like.data_ptr(), like._version, like.dtype, like.device, self.model.patch_embed.grid_size)
+        if self._known is None or self._known[0] != state:
+            positions = self.model.positions(grid)
+            if positions is not None:
+                torch._dynamo.mark_static_address(positions)  # a graph need not copy it
+            self._known = (state, positions)
+        return self._known[1]
+
+    def _static(self, images: Tensor) -> Tensor:
+        """The images at an address that stays, where a graph reads them without a copy of its own."""
+        like = (images.shape, images.dtype, images.device)
+        if self._buffer is None or (self._buffer.shape, self._buffer.dtype, self._buffer.device) != like:
+            self._buffer = torch.empty_like(images, memory_format=torch.contiguous_format)
+            torch._dynamo.mark_static_address(self._buffer)
+        return self._buffer.copy_(images)
+
+    def _inferred(self, images: Tensor, patch_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        """The logits without gradients, in one piece."""
+        return self._blocks(images, patch_mask, embed_by_product(self.model, images, positions), _attend, _add, None)
+
+    def _in_chunks(self, images: Tensor, patch_mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """Block by block, the MLP of each in chunks of tokens that overwrite their input."""
+        tokens = self._embed(self.model, images, positions)
+        return self._blocks(images, patch_mask, tokens, self._attend, self._add, self.chunk)
+
+    def _blocks(
+        self,
+        images: Tensor,
+        patch_mask: Tensor | None,
+        x: Tensor,
+        attend: Callable[..., Tensor],
+        add: Callable[..., Tensor],
+        chunk: int | None,
+    ) -> Tensor:
         model = self.model
-        x, grid = self._embed(model, images), model.grid_of(images)
+        grid = model.grid_of(images)
         context = (grid, model.num_prefix_tokens, model.key_mask(patch_mask, grid))
         for index, block in enumerate(model.blocks):
-            attended = self._attend(block, x, *context)
+            attended = attend(block, x, *context)
             if index == len(model.blocks) - 1 and model.global_pool == "token":
                 x, attended = x[:, :1].clone(), attended[:, :1]
             mlp = None if self.mlps is None else self.mlps[index]
-            for start in range(0, x.shape[1], self.chunk):
-                part = slice(start, start + self.chunk)
-                self._add(block, mlp, x[:, part], attended[:, part])
+            if chunk is None:
+                x = add(block, mlp, x, attended)
+                continue
+            for start in range(0, x.shape[1], chunk):
+                part = slice(start, start + chunk)
+                add(block, mlp, x[:, part], attended[:, part], in_place=True)
         return model.forward_head(model.norm(x), patch_mask=patch_mask)
 
     @torch.no_grad()
@@ -126,25 +170,26 @@ class FastInfViT(nn.Module):
         return {"relative": difference.item(), "same_class": same.item()}
 
 
-def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
+def embed_by_product(model: InfViT, images: Tensor, positions: Tensor | None) -> Tensor:
     """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
 
     A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them.
 
     Example:
-        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
+        >>> model = infsa.create_model("infvit_linear_tiny")
+        >>> embed_by_product(model, torch.randn(1, 3, 64, 64), model.positions((4, 4))).shape
         torch.Size([1, 17, 192])
     """
     layer, grid = model.patch_embed, model.grid_of(images)
     if not _disjoint(layer):
-        return model.embed(images)[0]
+        return model.with_positions(layer(images).flatten(1, 2), positions)
     (rows, columns), convolution = layer.patch_size, layer.proj
     below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
     x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
     x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
     x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
     x = nn.functional.linear(x, convolution.weight.flatten(1), convolution.bias)
-    return model.with_positions(layer.norm(x), grid)
+    return model.with_positions(layer.norm(x), positions)
 
 
 def _disjoint(layer: PatchEmbed) -> bool:
@@ -159,13 +204,21 @@ def _attend(block: Block, x: Tensor, *context: Any) -> Tensor:
     return block.attend(x, *context)
 
 
-def _add(block: Block, mlp: nn.Module | None, x: Tensor, attended: Tensor) -> None:
-    """Write x + attended, then + MLP, over x (B, n, D)."""
-    if mlp is None or block.norm2 is None:
-        x.copy_(block.add(x, attended))
-        return
-    x.add_(attended)
-    x.add_(mlp(block.norm2(x)))
+def _add(block: Block, mlp: nn.Module | None, x: Tensor, attended: Tensor, in_place: bool = False) -> Tensor:
+    """x + attended, then + MLP: (B, n, D), over x itself where asked."""
+    found = x + attended
+    if block.norm2 is not None and block.mlp is not None:
+        found = found + (_mlp(block.mlp, block.norm2(found)) if mlp is None else mlp(block.norm2(found)))
+    return x.copy_(found) if in_place else found
+
+
+def _mlp(mlp: nn.Module, x: Tensor) -> Tensor:
+    """The block's MLP; a plain one in half precision with the cheaper GELU."""
+    if type(mlp) is not Mlp or x.dtype not in HALF or not is_exact_gelu(mlp.act):
+        return mlp(x)
+    if not isinstance(mlp.norm, nn.Identity) or any(m._forward_hooks or m._forward_pre_hooks for m in mlp.modules()):
+        return mlp(x)
+    return linear(half_gelu(linear(x, mlp.fc1)), mlp.fc2)
 
 
 def _eight_bit(block: nn.Module) -> nn.Module:
@@ -175,4 +228,4 @@ def _eight_bit(block: nn.Module) -> nn.Module:
     if mlp is None:
         return nn.Identity()
     assert isinstance(mlp, Mlp) and isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.fc2, nn.Linear)  # noqa: PT018
-    return nn.Sequential(Fp8Linear(mlp.fc1), mlp.act, Fp8Linear(mlp.fc2))
+    return nn.Sequential(Fp8Linear(mlp.fc1), HalfGELU() if is_exact_gelu(mlp.act) else mlp.act, Fp8Linear(mlp.fc2))

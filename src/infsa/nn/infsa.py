@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, projected_pool, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
+from ..ops.rows import by_sums, linear, linear_by_sums
 from ..ops.validate import (
     check_activation,
     check_count,
@@ -50,7 +51,9 @@ def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_head
     Exact, and it touches one row per head instead of N: (B, H, m, D_in) -> (B, H, m, d).
     """
     per_head = weight.unflatten(0, (num_heads, -1))  # (H, d, D_in)
-    values = pooled.mean.to(weight.dtype) @ per_head.mT
+    mean = pooled.mean.to(weight.dtype)
+    few = by_sums(mean[:, 0], weight)
+    values = linear_by_sums(mean, per_head.unsqueeze(1), None) if few else mean @ per_head.mT
     if bias is not None:
         values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
     return values
@@ -71,7 +74,7 @@ def project_values(pooled: Pooled, value: nn.Module, num_heads: int) -> Tensor:
 
 def project_out(x: Tensor, extra: nn.Linear | None, proj: nn.Linear) -> Tensor:
     """The output projection, after the extra one where a layer has it."""
-    return proj(x if extra is None else extra(x))
+    return linear(x if extra is None else linear(x, extra), proj)
 
 
 def _check_heads(dim: int, num_heads: int) -> None:

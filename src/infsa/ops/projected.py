@@ -7,11 +7,9 @@ from torch import Tensor
 
 from .activation import ACTIVATIONS
 from .linear import Causal, Pooled, central_pool, weighted_mean
+from .rows import by_sums
 from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
-
-SPANS = 64  # a product with few rows and columns but many tokens would keep few of a GPU's processors busy
-FEW_LEFT = 2  # tokens beyond the last span that are no product of their own: the class token of a square image
 
 
 def projected_pool(
@@ -54,7 +52,8 @@ def projected_pool(
     if products or chosen == "triton":
         check_activation(activation)
         check_eps(eps)
-        sums = (_energies_by_products, _scores_by_products) if products else _kernels()
+        energies = _energies_of_queries if chosen == "triton" else _energies_by_products
+        sums = (energies, _scores_by_products) if products else _kernels()
         return _pool_from_tokens(x, num_heads, query, key or query, activation, key_mask, eps, *sums)
     q = _project(x, query, num_heads)
     return central_pool(
@@ -104,8 +103,12 @@ def _pool_from_tokens(
         total, vectors = energy_sums(x, weight, bias, mask, heads)
         central = weighted_mean(vectors, total, eps)  # (B, H, d)
         weight, bias = key
-        kept = x.dtype if score_sums is _scores_by_products else torch.float32  # which rounds u to the type of x anyway
-        u = torch.einsum("bhd,hdc->bhc", central.to(kept), weight.to(kept).unflatten(0, (heads, -1)))
+        per_head = weight.unflatten(0, (heads, -1))  # (H, d, D)
+        if by_sums(x[:, 0], weight):
+            u = (central.unsqueeze(-1) * per_head.float()).sum(2)
+        else:
+            kept = x.dtype if score_sums is _scores_by_products else torch.float32  # the former rounds u to it anyway
+            u = torch.einsum("bhd,hdc->bhc", central.to(kept), per_head.to(kept))
         offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
         absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
         return Pooled(weighted_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
@@ -128,27 +131,23 @@ def _energies_by_products(
     return energy.sum(1), (energy.unsqueeze(-1) * q).sum(1)
 
 
+def _energies_of_queries(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor]:
+    """The same, with a kernel that reads q once."""
+    from .triton.register_linear import query_sums
+
+    return query_sums(torch.nn.functional.linear(x, weight, bias), mask, heads)
+
+
 def _scores_by_products(
     x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D) in float32; S is rounded to the type of x before any sum."""
+    """Σ|S|, Σ S (B, H) and Σ S x (B, H, D) in float32; S is rounded to the type of x before any sum, Σ S x after it."""
     raw = (x @ u.to(x.dtype).mT).float() + offset.unsqueeze(1)  # (B, N, H)
     scores = ACTIVATIONS[activation].value(raw).to(x.dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-1), 0)
-    wide = scores.float()
-    return wide.abs().sum(1), wide.sum(1), _weighted_tokens(scores, x)
-
-
-def _weighted_tokens(weights: Tensor, x: Tensor) -> Tensor:
-    """Σ_j weights_jh x_j: (B, N, H), (B, N, D) -> (B, H, D), in spans that fill a GPU and are added in float32."""
-    spans = SPANS if x.shape[1] >= SPANS**2 else 1
-    whole = x.shape[1] // spans * spans
-    parts = (y[:, :whole].unflatten(1, (spans, -1)) for y in (weights, x))  # (B, spans, n, ...)
-    total = (next(parts).mT @ next(parts)).float().sum(1)
-    if whole == x.shape[1]:
-        return total
-    weights, x = weights[:, whole:], x[:, whole:]
-    if x.shape[1] > FEW_LEFT:
-        return total + (weights.mT @ x).float()
-    return total + (weights.float().unsqueeze(-1) * x.float().unsqueeze(2)).sum(1)  # compiled, part of the sum above
+    signed = scores.sum(1, dtype=torch.float32)
+    absolute = scores.abs().sum(1, dtype=torch.float32) if activation == "gelu" else signed
+    return absolute, signed, (scores.mT @ x).float()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .activation import ACTIVATIONS
 from .masking import allowed_entries, forbids_future
-from .validate import accumulation_dtype
+from .validate import accumulation_dtype, exporting
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def pure_weights(
 
 def wide(x: Tensor) -> Tensor:
     """x in float64 where its squares or a solve need the range; exported programs keep their type."""
-    return x if torch.compiler.is_exporting() else x.double()
+    return x if exporting() else x.double()
 
 
 def _solve(step: Tensor, source: Tensor, prefix: bool | Tensor) -> Tensor:

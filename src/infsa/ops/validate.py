@@ -15,7 +15,7 @@ Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
-KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them, outside torch.compile
+KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them
 AVAILABLE: tuple[str, ...] = ("reference", "chunked", "triton") if HAS_TRITON else ("reference", "chunked")
 
 
@@ -152,6 +152,18 @@ def _kernels_run_on(kind: str, index: int | None) -> bool:
     return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8
 
 
+@torch.compiler.assume_constant_result
+def exporting() -> bool:
+    """Whether a program is being exported; asked in compiled code, ``torch.compiler.is_exporting()`` is always True."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether forward-mode derivatives or ``torch.func`` are at work, in compiled code too."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
     """Resolve ``impl`` for tensors like ``like``; an explicit choice is honoured or refused, never replaced.
 
@@ -159,14 +171,11 @@ def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
     ``torch.func`` need plain tensor operations: there ``"auto"`` takes the reference path (N² memory).
     """
     check_impl(impl)
-    transformed = not torch.compiler.is_compiling() and (
-        forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    )
+    transformed = _transformed()
     if impl == "auto":
-        exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        if exporting or transformed:
+        if exporting() or transformed:
             return "reference"
-        wanted = KERNELS_BY_DEFAULT and limit is None and not torch.compiler.is_compiling()
+        wanted = KERNELS_BY_DEFAULT and limit is None
         return "triton" if wanted and _kernels_run_on(like.device.type, like.device.index) else "chunked"
     if impl != "reference" and transformed:
         raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")

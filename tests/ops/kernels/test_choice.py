@@ -1,12 +1,14 @@
 """Which implementation a call gets: an explicit one or an error of one line, "auto" what the device has."""
 
 import math
+import weakref
 
 import pytest
 import torch
 
 import infsa
 from infsa.ops import validate
+from infsa.ops.triton import layout
 from infsa.ops.triton.support import pure_limit
 
 from ..helpers import tokens
@@ -83,3 +85,58 @@ def test_auto_asks_the_device(device, limited, capability, chosen, monkeypatch):
     )
     like = type("Like", (), {"device": torch.device(device)})
     assert validate.choose_implementation("auto", like, limited) == chosen
+
+
+def test_compiled_code_gets_what_other_code_gets():
+    """Not the reference: asked in compiled code, torch says that it is exporting."""
+    seen = []
+
+    def remember(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    q, k, v = tokens(0, 9, dtype=torch.float32)
+    for kind in ("pure_attention", "linear_attention"):
+        seen.clear()
+        torch._dynamo.reset()
+        torch.compile(getattr(infsa, kind), backend=remember, fullgraph=True)(q, k, v)
+        assert any(name.startswith("infsa.") for name in seen), seen
+    torch._dynamo.reset()
+
+
+def test_compiled_code_asks_the_device(monkeypatch):
+    monkeypatch.setattr(validate, "_kernels_run_on", lambda kind, index: True)
+
+    def chosen(x):
+        return x + ("reference", "chunked", "triton").index(validate.choose_implementation("auto", x, None))
+
+    torch._dynamo.reset()
+    assert torch.compile(chosen, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
+def test_compiled_transforms_take_plain_operations(transform):
+    """Where torch.func is at work inside compiled code, only the reference has the derivatives."""
+    x = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+
+    def attend(x):
+        return infsa.pure_attention(x, x, x)
+
+    transformed = {
+        "grad": lambda x: torch.func.grad(lambda y: attend(y).square().sum())(x[0]),
+        "vmap": lambda x: torch.func.vmap(attend)(x),
+        "jvp": lambda x: torch.func.jvp(attend, (x[0],), (x[1],))[1],
+    }[transform]
+    torch._dynamo.reset()
+    backend = "eager" if transform == "jvp" else "aot_eager"  # torch 2.15 cannot lower forward-mode views
+    torch.testing.assert_close(torch.compile(transformed, backend=backend)(x), transformed(x))
+    torch._dynamo.reset()
+
+
+def test_memory_for_descriptors_keeps_no_tensor():
+    x = torch.zeros(3)
+    kept = weakref.ref(x)
+    layout.allow_descriptors(x)
+    del x
+    assert kept() is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import infsa
+from infsa.ops import projected
 from infsa.ops.triton import register_linear
 
 from ..helpers import lengths_mask, random_mask
@@ -150,3 +151,61 @@ def test_opcheck_and_compile():
 def test_flops():
     assert register_linear.energy_flops((2, 10, 8), (8, 8)) == 2 * 2 * 10 * 8 * 8
     assert register_linear.score_flops((2, 10, 8), (2, 4, 8)) == 4 * 2 * 10 * 8 * 4
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize(
+    ("n", "heads", "width", "batch"), [(1, 1, 16, 1), (37, 4, 16, 2), (130, 3, 20, 1), (200, 12, 48, 2), (5, 2, 16, 0)]
+)
+def test_sums_over_queries_that_exist(n, heads, width, batch, mask):
+    """Values and gradient against float64; queries outside the mask may be anything."""
+    g = torch.Generator().manual_seed(n)
+    q = torch.randn(batch, n, heads * width, generator=g).to(DEVICE).requires_grad_()
+    real = random_mask((batch, n), 1).to(DEVICE) if mask else None
+    exact = q.detach().double().requires_grad_()
+    split = exact.unflatten(-1, (heads, -1))
+    energy = split.norm(dim=-1) if real is None else split.norm(dim=-1) * real.unsqueeze(-1)
+    expected = energy.sum(1), (energy.unsqueeze(-1) * split).sum(1)
+    found = register_linear.query_sums(q, real, heads)
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f.double(), e, rtol=1e-5, atol=1e-6 * n)  # float32 sums of n terms that cancel
+    weights = [torch.randn(y.shape, generator=g).to(DEVICE) for y in found]
+    losses = (sum((w * y).sum() for w, y in zip(weights, sums, strict=True)) for sums in (found, expected))
+    gradient, other = (torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, (q, exact), strict=True))
+    torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-5)
+    if real is not None:
+        spoiled = q.detach().masked_fill(~real.unsqueeze(-1), float("nan"))
+        for f, e in zip(register_linear.query_sums(spoiled, real, heads), found, strict=True):
+            assert torch.equal(f, e)
+
+
+def test_queries_of_length_zero_have_no_direction():
+    q = torch.zeros(1, 3, 8, device=DEVICE, requires_grad=True)
+    total, vectors = register_linear.query_sums(q, None, 2)
+    (gradient,) = torch.autograd.grad(total.sum() + vectors.sum(), q)
+    assert not total.any()
+    assert not vectors.any()
+    assert not gradient.any()
+
+
+def test_the_registered_sums_over_queries():
+    q = torch.randn(2, 37, 32, device=DEVICE, requires_grad=True)
+    mask = lengths_mask([30, 37], 37).to(DEVICE)
+    torch.library.opcheck(register_linear.query_sums, (q, mask, 4))
+    first, again = (register_linear.query_sums(q, mask, 4) for _ in "ab")
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    compiled = torch.compile(lambda q: register_linear.query_sums(q, mask, 4), fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(a, b) for a, b in zip(first, compiled(q), strict=True))
+
+
+def test_products_with_the_kernel_are_the_layer(monkeypatch):
+    """What a GPU takes by default: the projection by a product, its sums by the kernel, scores by products."""
+    monkeypatch.setattr(projected, "_products_pay", lambda x: True)
+    monkeypatch.setattr(projected, "choose_implementation", lambda impl, *_: "triton" if impl == "auto" else impl)
+    inputs = layer(4, 90, 48, torch.float32)
+    mask = lengths_mask([71], 90)
+    for options in ({}, {"key_mask": mask}):
+        found = pooled_and_gradients(inputs, 3, "auto", DEVICE, **options)
+        expected = pooled_and_gradients([x.double() for x in inputs], 3, "reference", "cpu", **options)
+        for name, f, e in zip(NAMES, found, expected, strict=False):
+            torch.testing.assert_close(f.double(), e, rtol=1e-4, atol=1e-4, msg=name)

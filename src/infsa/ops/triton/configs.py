@@ -189,7 +189,7 @@ class LinearConfig:
 
 
 def linear_config(kernel: str, heads: int, dtype: torch.dtype, index: int | None) -> LinearConfig:
-    """The config of a pass (``"energy"``, ``"scores"``, ``"pool"``) over the tokens.
+    """The config of a pass (``"energy"``, ``"queries"``, ``"scores"``, ``"pool"``) over the tokens.
 
     Example:
         >>> linear_config("energy", 64, torch.bfloat16, 0)
@@ -197,6 +197,8 @@ def linear_config(kernel: str, heads: int, dtype: torch.dtype, index: int | None
     kind = generation(index)
     if kind == 0:
         return LinearConfig(heads, 32, 32, 32, programs=8)
+    if kernel == "queries":
+        return LinearConfig(heads, 16, columns=1024, programs=528)
     if dtype == torch.float32:
         return LinearConfig(heads, 32, 32, 64, warps=4, stages=2)
     if kernel == "energy":

@@ -28,6 +28,16 @@ def readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def mask_bytes(mask: Tensor | None, like: Tensor) -> Tensor:
+    """A boolean mask as kernels read it; without one, any tensor to stand in its place.
+
+    Example:
+        >>> mask_bytes(torch.tensor([True, False]), x)
+        tensor([1, 0], dtype=torch.uint8)
+    """
+    return like if mask is None else mask.contiguous().view(torch.uint8)
+
+
 def describable(*tensors: Tensor) -> bool:
     """Whether the tensors' layouts fit tensor descriptors: addresses and strides in steps of 16 bytes.
 
@@ -57,4 +67,5 @@ def allow_descriptors(x: Tensor) -> None:
     Example:
         >>> allow_descriptors(q)
     """
-    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=x.device))
+    device = x.device  # Triton keeps the function, which must not keep x
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))

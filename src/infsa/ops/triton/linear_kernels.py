@@ -13,7 +13,7 @@ Scores are kept divided by ``unit`` per head, so that they fit float16; ``unit``
 import triton
 import triton.language as tl
 
-from .parts import COUNTS, edges, edges_and_pulled, head_start, product, rounded, wide
+from .parts import COUNTS, edges, edges_and_pulled, head_start, product, real_tokens, rounded, wide
 
 
 @triton.jit
@@ -21,15 +21,6 @@ def _token_tile(x_base, stride_n, token, channel, n, DIM: tl.constexpr):
     """x at (tokens, channels), zeros outside."""
     mask = (token < n)[:, None] & (channel < DIM)[None, :]
     return tl.load(x_base + token[:, None] * wide(stride_n) + channel[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _real(mask_ptr, batch, token, n, MASKED: tl.constexpr):
-    """Which tokens exist and are not masked."""
-    real = token < n
-    if MASKED:
-        real = real & (tl.load(mask_ptr + wide(batch) * n + token, mask=real, other=0) != 0)
-    return real
 
 
 @triton.jit
@@ -76,7 +67,7 @@ def _queries(
     if BIASED:
         sums += tl.load(b_ptr + row, mask=exists, other=0.0).to(tl.float32)[None, :]
     q = tl.reshape(sums, (BLOCK_N, BLOCK_H, PADDED))
-    q = tl.where(_real(mask_ptr, batch, token, n, MASKED)[:, None, None], q, 0.0)
+    q = tl.where(real_tokens(mask_ptr, batch, token, n, MASKED)[:, None, None], q, 0.0)
     return q, place, batch, token, first_head
 
 
@@ -235,7 +226,7 @@ def score_kernel(
             pull = product(x, g, pull)
     raw += tl.load(offset_ptr + of_head, mask=head < heads, other=0.0)[None, :]  # already divided by unit
     unit = tl.load(unit_ptr + of_head, mask=head < heads, other=0.0)[None, :]
-    real = _real(mask_ptr, batch, token, n, MASKED)[:, None] & (head < heads)[None, :]
+    real = real_tokens(mask_ptr, batch, token, n, MASKED)[:, None] & (head < heads)[None, :]
     raw = tl.where(real, raw, 0.0)
     place = wide(place) * heads + head
     spot = (wide(batch) * n + token)[:, None] * heads + head[None, :]

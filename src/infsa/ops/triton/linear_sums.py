@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from .configs import LinearConfig, linear_config, padded_width
-from .layout import on_device, readable
+from .layout import mask_bytes, on_device, readable
 from .linear_kernels import energy_backward_kernel, energy_kernel, score_kernel, token_sum_kernel
 from .parts import NUMBERS
 
@@ -25,10 +25,6 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
-
-
-def _mask_bytes(mask: Tensor | None, like: Tensor) -> Tensor:
-    return like if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def _energy_sizes(
@@ -69,7 +65,7 @@ def energy_sums(
                 x,
                 weight,
                 weight if bias is None else bias.contiguous(),
-                _mask_bytes(mask, weight),
+                mask_bytes(mask, weight),
                 total,
                 vectors,
                 *x.stride()[:2],
@@ -106,7 +102,7 @@ def energy_gradients(
                 x,
                 weight,
                 weight if bias is None else bias.contiguous(),
-                _mask_bytes(mask, weight),
+                mask_bytes(mask, weight),
                 (grad_total / unit).contiguous(),
                 (grad_vectors / unit).contiguous(),
                 dq,
@@ -160,7 +156,7 @@ def _scores(
             unit,
             on_absolute.contiguous(),
             on_signed.contiguous(),
-            _mask_bytes(mask, unit),
+            mask_bytes(mask, unit),
             scores,
             pulls,
             first,

@@ -147,3 +147,12 @@ def sum_of(pointer, count, BLOCK: tl.constexpr):
         place = start + tl.arange(0, BLOCK)
         total += tl.load(pointer + place, mask=place < count, other=0.0)
     return tl.sum(total, 0)
+
+
+@triton.jit
+def real_tokens(mask_ptr, batch, token, n, MASKED: tl.constexpr):
+    """Which tokens exist and are not masked."""
+    real = token < n
+    if MASKED:
+        real = real & (tl.load(mask_ptr + wide(batch) * n + token, mask=real, other=0) != 0)
+    return real

@@ -8,6 +8,7 @@ from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
 from . import linear_sums
+from .query_sums import query_sums as launch_query_sums
 
 
 @custom_op("infsa_triton::energy_sums", mutates_args=())
@@ -77,6 +78,22 @@ def score_gradients(
         )
 
 
+@custom_op("infsa_triton::query_sums", mutates_args=())
+def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Σ e (B, H) and Σ e q (B, H, d) of queries (B, N, H · d) that exist, in float32.
+
+    Example:
+        >>> total, vectors = query_sums(layer.q(x), None, 64)
+    """
+    return launch_query_sums(q, mask, heads)
+
+
+@query_sums.register_fake
+def _(q: Tensor, mask: Tensor | None, heads: int) -> Any:
+    total = q.new_empty(q.shape[0], heads, dtype=torch.float32)
+    return total, total.new_empty(q.shape[0], heads, q.shape[2] // heads)
+
+
 @energy_sums.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int) -> Any:
     total = x.new_empty(x.shape[0], heads, dtype=torch.float32)
@@ -109,6 +126,23 @@ def _energy_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return dx, dweight, dbias if ctx.saved_tensors[2] is not None else None, None, None
 
 
+def _save_queries(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.heads = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _queries_backward(ctx: Any, grad_total: Tensor, grad_vectors: Tensor) -> tuple[Any, ...]:
+    """dq_i = (g_e + g_q · q_i) q_i / e_i + e_i g_q, in plain operations that a compiler fuses."""
+    q, mask = ctx.saved_tensors
+    wide = q.unflatten(-1, (ctx.heads, -1)).float()  # (B, N, H, d)
+    energy = torch.linalg.vector_norm(wide, dim=-1)
+    grad_vectors = grad_vectors.unsqueeze(1)
+    pull = (wide * grad_vectors).sum(-1) + grad_total.unsqueeze(1)
+    pull = (pull / energy).masked_fill(energy == 0, 0)
+    dq = (wide * pull.unsqueeze(-1) + energy.unsqueeze(-1) * grad_vectors).to(q.dtype).flatten(2)
+    return dq if mask is None else dq.masked_fill(~mask.unsqueeze(-1), 0), None, None
+
+
 def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.activation = inputs
     ctx.save_for_backward(*tensors, output[0], output[2])
@@ -119,6 +153,7 @@ def _scores_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 register_autograd("infsa_triton::energy_sums", _energy_backward, setup_context=_save_energy)
+register_autograd("infsa_triton::query_sums", _queries_backward, setup_context=_save_queries)
 register_autograd("infsa_triton::score_sums", _scores_backward, setup_context=_save_scores)
 
 

@@ -1,0 +1,43 @@
+"""Linear layers for a handful of rows, such as what all tokens of an image share."""
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum reads the weight at full speed
+
+
+def by_sums(x: Tensor, weight: Tensor) -> bool:
+    """Whether products of x (..., D) with a weight are better written as sums: few rows, compiled, without gradients.
+
+    Example:
+        >>> by_sums(torch.zeros(1, 8), torch.zeros(8, 8))
+        False
+    """
+    plain = x.dtype == weight.dtype and not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
+    few = x.is_cuda and torch.compiler.is_compiling() and statically_known_true(x.numel() <= FEW * x.shape[-1])
+    return plain and few
+
+
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """``layer(x)``; compiled, one kernel for few rows and a plain layer that nobody listens to.
+
+    Example:
+        >>> linear(torch.zeros(1, 8), nn.Linear(8, 4)).shape
+        torch.Size([1, 4])
+    """
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks or not by_sums(x, layer.weight):
+        return layer(x)
+    return linear_by_sums(x, layer.weight, layer.bias)
+
+
+def linear_by_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b with the sums in float32: (..., D) -> (..., E); the weight may have leading dimensions like x.
+
+    Example:
+        >>> linear_by_sums(torch.ones(2, 3), torch.ones(4, 3), None)
+        tensor([[3., 3., 3., 3.],
+                [3., 3., 3., 3.]])
+    """
+    wide = (x.float().unsqueeze(-2) * weight.float()).sum(-1)
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)

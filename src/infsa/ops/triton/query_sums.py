@@ -1,0 +1,140 @@
+"""Σ e and Σ e q, e = ‖q‖, over queries that a matrix product has written: one pass at the speed of memory.
+
+Each program adds up a span of tokens for a few heads, in registers; a second kernel adds the spans in one order.
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .configs import linear_config, padded_width
+from .layout import mask_bytes, on_device, readable
+from .parts import COUNTS, head_start, real_tokens, wide
+
+SPANS_AT_ONCE = 64
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def span_kernel(
+    q_ptr,
+    mask_ptr,
+    total_ptr,
+    vectors_ptr,
+    stride_b,
+    stride_n,
+    heads,
+    n,
+    splits,
+    span,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Σ e and Σ e q of one span of tokens, for a block of heads."""
+    head_blocks = tl.cdiv(heads, BLOCK_H)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H
+    place = tl.program_id(0) // head_blocks
+    batch, first = place // splits, place % splits * span
+    last = tl.minimum(first + span, n)
+    column = tl.arange(0, BLOCK_H * PADDED)
+    offset = first_head * WIDTH + column
+    exists = offset < heads * WIDTH
+    if WIDTH != PADDED:
+        head, inside = first_head + column // PADDED, column % PADDED
+        offset, exists = head * WIDTH + inside, (head < heads) & (inside < WIDTH)
+    base = head_start(q_ptr, batch, 0, stride_b, 0)
+    row = tl.arange(0, BLOCK_N)
+    tile = row[:, None] * stride_n + offset[None, :]
+    totals = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
+    vectors = tl.zeros([BLOCK_N, BLOCK_H, PADDED], dtype=tl.float32)
+    for start in tl.range(first, last, BLOCK_N):
+        real = real_tokens(mask_ptr, batch, start + row, n, MASKED) & (start + row < last)
+        q = tl.load(base + wide(start) * stride_n + tile, mask=real[:, None] & exists[None, :], other=0.0)
+        q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
+        energy = tl.sqrt(tl.sum(q * q, 2))
+        totals += energy
+        vectors += q * energy[:, :, None]
+    head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
+    spot = wide(place) * heads + head
+    tl.store(total_ptr + spot, tl.sum(totals, 0), mask=head < heads)
+    mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
+    tl.store(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], tl.sum(vectors, 0), mask=mask)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def add_kernel(
+    totals_ptr,
+    vectors_ptr,
+    total_ptr,
+    vector_ptr,
+    heads,
+    splits,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sums of the spans of one batch item and head."""
+    batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    inside = tl.arange(0, PADDED)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    vector = tl.zeros([BLOCK, PADDED], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(batch) * splits + split) * heads + head
+        total += tl.load(totals_ptr + spot, mask=split < splits, other=0.0)
+        mask = (split < splits)[:, None] & (inside < WIDTH)[None, :]
+        vector += tl.load(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + tl.program_id(0), tl.sum(total, 0))
+    place = wide(tl.program_id(0)) * WIDTH + inside
+    tl.store(vector_ptr + place, tl.sum(vector, 0), mask=inside < WIDTH)
+
+
+def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Σ e (B, H) and Σ e q (B, H, d) in float32 of queries (B, N, H · d); ``mask`` (B, N) is True for real tokens.
+
+    Example:
+        >>> total, vectors = query_sums(layer.q(x), None, heads=64)
+    """
+    q = readable(q)
+    batch, n, columns = q.shape
+    width = columns // heads
+    padded = padded_width(width)
+    config = linear_config("queries", heads, q.dtype, q.device.index)
+    block_h = max(1, config.columns // padded)
+    head_blocks = triton.cdiv(heads, block_h)
+    wanted = max(1, config.programs // max(1, batch * head_blocks))
+    span = triton.cdiv(triton.cdiv(n, wanted), config.block_n) * config.block_n
+    splits = triton.cdiv(n, span)
+    totals = q.new_empty(batch, splits, heads, dtype=torch.float32)
+    vectors = totals.new_empty(batch, splits, heads, width)
+    total, vector = totals.new_empty(batch, heads), totals.new_empty(batch, heads, width)
+    if batch == 0:
+        return total, vector
+    with on_device(q):
+        span_kernel[(batch * splits * head_blocks,)](
+            q,
+            mask_bytes(mask, q),
+            totals,
+            vectors,
+            *q.stride()[:2],
+            heads,
+            n,
+            splits,
+            span,
+            WIDTH=width,
+            PADDED=padded,
+            BLOCK_N=config.block_n,
+            BLOCK_H=block_h,
+            MASKED=mask is not None,
+            **config.launch,
+        )
+        add_kernel[(batch * heads,)](
+            totals, vectors, total, vector, heads, splits, WIDTH=width, PADDED=padded, BLOCK=SPANS_AT_ONCE, num_warps=4
+        )
+    return total, vector
