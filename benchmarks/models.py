@@ -13,6 +13,7 @@ for one.
 
 import copy
 import functools
+import gc
 import json
 import time
 from itertools import pairwise
@@ -154,6 +155,7 @@ def own_error(name, mode, tiny):
 def measure(name, way, mode, pixels, most, tiny):
     if GPU:
         torch._dynamo.reset()
+        gc.collect()  # the compiled model before this one
         torch.cuda.empty_cache()
     row = {"model": NAMES[name], "way": way, "mode": mode, "pixels": pixels, "floor_ms": floor_ms(name, pixels)}
     try:

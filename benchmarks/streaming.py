@@ -240,7 +240,7 @@ def draw() -> None:
 
 
 def streaming_table(results: dict[str, Any]) -> str:
-    columns = ("machine", "model", "image", "strategy", "s per megapixel", "processor s", "peak memory")
+    columns = ("machine", "model", "image", "strategy", "s per megapixel", "processor s", "peak memory", "off by")
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     if "image" in results:
         one = results["image"]
@@ -261,8 +261,10 @@ def row_of(made: dict[str, Any], model: str, size: str, how: str, row: dict[str,
     machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
     peak = row.get("resident_peak") or row.get("device_peak")
     processor = row.get("processor_seconds_per_megapixel")
+    error = row.get("relative_error")
     cells = (machine, f"`{model}`", size, how, f"{row['seconds_per_megapixel']:.3g}",
-             "" if processor is None else f"{processor:.3g}", "" if peak is None else show_bytes(peak))  # fmt: skip
+             "" if processor is None else f"{processor:.3g}", "" if peak is None else show_bytes(peak),
+             "" if error is None else f"{error:.1e}")  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 

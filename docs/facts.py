@@ -9,7 +9,14 @@ from infsa.bench.results import read_results
 from infsa.files import read_json
 from infsa.report.bench_tables import latency
 from infsa.report.documents import write_tables
-from infsa.report.kernel_figures import bar_table, kernel_table, model_table
+from infsa.report.kernel_tables import (
+    bar_table,
+    kernel_table,
+    linear_table,
+    memory_table,
+    model_table,
+    short_table,
+)
 from infsa.report.quality_tables import Rows, cell, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +109,9 @@ TABLES = {
     "docs/choosing.md": {"facts": facts_table},
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
+        "linear": lambda: linear_table(measured("kernels-h200")),
+        "memory": lambda: memory_table(measured("kernels-h200")),
+        "short": lambda: short_table(measured("kernels-h200")),
         "models": lambda: model_table(measured("models-h200")),
         "bars": lambda: bar_table(measured("models-h200")),
     },

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from infsa.report import kernel_figures
-from infsa.report.kernel_figures import bar_table, draw_kernels, intensity, kernel_table, model_table
+from infsa.report.kernel_figures import draw_kernels, intensity
+from infsa.report.kernel_tables import (
+    NOT_YET,
+    bar_table,
+    kernel_table,
+    linear_table,
+    memory_table,
+    model_table,
+    short_table,
+)
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
@@ -48,6 +56,8 @@ def kernels(compared, bars):
         times["plain"] = {"failed": "OutOfMemoryError"}
         row = {"heads": heads, "width": width, "n": n, "passes": "forward", "times": times}
         content[part].append(row | compared(times, bars.get((heads, width, n, "forward"), {})))
+    content["growth"][0]["times"]["infsa"]["call_ms"] = 0.5
+    content["linear"] = [{"n": 4096, "auto_both": {"ms": 0.3, "spread": 0.1}, "kernels_both": {"failed": "x"}}]
     return content
 
 
@@ -77,7 +87,10 @@ def test_figures_and_tables(script, tmp_path):
     assert "| H16 d64 N16384, forward | 1.833 ± 0.005 |" in table
     assert table.count("1.25 | 2.00 |") == 3
     assert "1.15 met" in table
-    assert "| linear fast infer 1024 | 0.410 ± 0.000 | 0.26 |" in model_table(whole)
+    assert "| 16384, forward | 1.00 | 1.00 | 1.00 |" in memory_table(content)
+    assert "| 1024, forward | 0.007 | 0.500 | 0.009 | – |" in short_table(content)
+    assert "| 4096, both | 0.300 ± 0.050 | – | – |" in linear_table(content)
+    assert "| linear fast infer 1024 | 0.410 ± 0.000 | 0.26 | 0.25 |" in model_table(whole)
     assert "budget" not in model_table(whole)
     assert "| Linear 1024² against the ViT | 2.00 | 15.00 | true |" in bar_table(whole)
 
@@ -120,5 +133,6 @@ def test_a_yardstick_that_is_no_number_allows_nothing(script):
 def test_a_file_without_speeds_is_named():
     with pytest.raises(ValueError, match="was a check red"):
         draw_kernels({"checks": [], "pure": []}, ".")
-    assert kernel_table(None) == model_table(None) == bar_table(None) == kernel_figures.NOT_YET
+    tables = (kernel_table, linear_table, memory_table, short_table, model_table, bar_table)
+    assert {table(None) for table in tables} == {NOT_YET}
     assert intensity(16, 64, 4096) == 2048

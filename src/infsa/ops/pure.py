@@ -93,7 +93,7 @@ def pure_attention(
         dropout_p: dropout on Â, applied whenever it is > 0; only with ``hops=1``.
         impl: ``"reference"`` (dense, N² memory), ``"chunked"`` (memory linear in N, no double backward),
             ``"triton"`` (the same in GPU kernels; no ``attn_mask``, dropout, ``hops=inf`` or float64, widths up to
-            128) or ``"auto"``: the kernels where they can do the call, on a GPU and outside ``torch.compile``; the
+            128) or ``"auto"``: the kernels where they can do the call, on a GPU; the
             reference for export, ``torch.func``, forward-mode derivatives, and ``hops=inf`` up to 512 tokens; else
             chunked.
 

@@ -1,4 +1,4 @@
-"""Figures and tables of the GPU kernels, from the files of ``benchmarks/kernels.py`` and ``benchmarks/models.py``."""
+"""Figures of the GPU kernels, from the files of ``benchmarks/kernels.py`` and ``benchmarks/models.py``."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from .bench_figures import save
 from .figures import BLUE, GREY, INK, ORANGE, RED
 from .quality_figures import GREEN
-from .quality_tables import Rows, markdown
 from .training import tidy
 
 Content = dict[str, Any]
@@ -23,7 +22,6 @@ NAMES = {
 }
 COLOURS = {"infsa": RED, "sdpa_cudnn": INK, "sdpa_flash": GREY, "flex_relu": GREEN, "plain": ORANGE}
 MODELS = {"linear": ("Linear InfViT-4L", BLUE), "pure": ("Pure InfViT-4L", RED), "vit": ("ViT-4L, fused softmax", INK)}
-NOT_YET = "not yet measured\n"
 HALF_BYTES = 2
 
 
@@ -61,7 +59,7 @@ def roofline(kernels: Content) -> Figure:
     peak, stream = kernels["ceilings"]["tflops"], kernels["ceilings"]["tb_per_s"]
     edges = [64.0, peak / stream, 1e5]
     axes.plot(edges, [min(peak, x * stream) for x in edges], color=GREY, linewidth=1.5, zorder=1)
-    axes.annotate(f"matrix product, {peak:.0f} TFLOP/s", (edges[-1], peak), ha="right", va="bottom", color=INK)
+    axes.annotate(f"matrix product, {peak:.0f} TFLOP/s", (edges[1], peak), ha="left", va="bottom", color=INK)
     for name, label in NAMES.items():
         rows = [row for row in forward_rows(kernels) if "tflops" in row["times"].get(name, {})]
         for place, row in enumerate(rows):
@@ -125,58 +123,3 @@ def _axes_of_time(axes: Axes, title: str) -> None:
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10.5, color=INK)
     tidy(axes)
-
-
-def kernel_table(kernels: Content | None) -> str:
-    """Times of Pure InfSA and fused softmax in Markdown, with the ratios that are asked for.
-
-    Example:
-        >>> print(kernel_table(read_json("benchmarks/results/kernels-h200.json")))
-    """
-    if kernels is None or not kernels.get("pure"):
-        return NOT_YET
-    others = ("sdpa_cudnn", "sdpa_flash", "plain")
-    lines = []
-    for row in kernels["pure"]:
-        shape = f"H{row['heads']} d{row['width']} N{row['n']}, {row['passes']}"
-        times = [_milliseconds(row["times"].get(name, {})) for name in ("infsa", *others)]
-        ratios = [f"{row['ratios'][name]:.2f}" if name in row["ratios"] else "–" for name in others[:2]]
-        asked = ", ".join(f"{b['asked']} {'met' if b['met'] else 'missed'}" for b in row["bars"].values())
-        lines.append([shape, *times, *ratios, asked or "–"])
-    head = ["shape, passes", *(f"{NAMES[name]}, ms" for name in ("infsa", *others)), "cuDNN / ours", "flash / ours"]
-    return markdown(Rows([*head, "asked"], lines))
-
-
-def model_table(models: Content | None) -> str:
-    """Times and memory of whole models in Markdown.
-
-    Example:
-        >>> print(model_table(read_json("benchmarks/results/models-h200.json")))
-    """
-    if models is None:
-        return NOT_YET
-    lines = [
-        [name, _milliseconds(row), f"{row['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in row else "–"]
-        for name, row in models["rows"].items()
-        if row.get("failed") != "not run: budget"
-    ]
-    return markdown(Rows(["model, way, mode, pixels a side", "ms", "peak memory, GiB"], lines))
-
-
-def bar_table(models: Content | None) -> str:
-    """What was asked of whole models and what was found, in Markdown.
-
-    Example:
-        >>> print(bar_table(read_json("benchmarks/results/models-h200.json")))
-    """
-    if models is None:
-        return NOT_YET
-    lines = [
-        [name, f"{bar['asked']:.2f}", "–" if bar["found"] is None else f"{bar['found']:.2f}", str(bar["met"]).lower()]
-        for name, bar in models["bars"].items()
-    ]
-    return markdown(Rows(["bar", "asked, at least", "found", "met"], lines))
-
-
-def _milliseconds(time: dict[str, Any]) -> str:
-    return f"{time['ms']:.3f} ± {time['spread'] / 2:.3f}" if "ms" in time else "–"

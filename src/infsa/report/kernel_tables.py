@@ -1,0 +1,120 @@
+"""Tables of the GPU kernels, from the files of ``benchmarks/kernels.py`` and ``benchmarks/models.py``."""
+
+from typing import Any
+
+from .kernel_figures import NAMES, Content
+from .quality_tables import Rows, markdown
+
+NOT_YET = "not yet measured\n"
+
+
+def kernel_table(kernels: Content | None) -> str:
+    """Times of Pure InfSA and fused softmax in Markdown, with the ratios that are asked for.
+
+    Example:
+        >>> print(kernel_table(read_json("benchmarks/results/kernels-h200.json")))
+    """
+    if kernels is None or not kernels.get("pure"):
+        return NOT_YET
+    others = ("sdpa_cudnn", "sdpa_flash", "plain")
+    lines = []
+    for row in kernels["pure"]:
+        shape = f"H{row['heads']} d{row['width']} N{row['n']}, {row['passes']}"
+        times = [_milliseconds(row["times"].get(name, {})) for name in ("infsa", *others)]
+        ratios = [f"{row['ratios'][name]:.2f}" if name in row["ratios"] else "–" for name in others[:2]]
+        asked = ", ".join(f"{b['asked']} {'met' if b['met'] else 'missed'}" for b in row["bars"].values())
+        lines.append([shape, *times, *ratios, asked or "–"])
+    head = ["shape, passes", *(f"{NAMES[name]}, ms" for name in ("infsa", *others)), "cuDNN / ours", "flash / ours"]
+    return markdown(Rows([*head, "asked"], lines))
+
+
+def linear_table(kernels: Content | None) -> str:
+    """Times of the pool-first Linear layer in Markdown: what ``auto`` takes compiled, the kernels, the equations.
+
+    Example:
+        >>> print(linear_table(read_json("benchmarks/results/kernels-h200.json")))
+    """
+    if kernels is None or not kernels.get("linear"):
+        return NOT_YET
+    ways, passes = ("auto", "kernels", "equations"), ("forward", "both")
+    lines = [
+        [f"{row['n']}, {p}", *(_milliseconds(row.get(f"{way}_{p}", {})) for way in ways)]
+        for row in kernels["linear"]
+        for p in passes
+    ]
+    return markdown(Rows(["tokens, passes", *(f"{way}, ms" for way in ways)], lines))
+
+
+def memory_table(kernels: Content | None) -> str:
+    """Memory beyond inputs and results over the number of tokens, at 16 heads of width 64, in Markdown.
+
+    Example:
+        >>> print(memory_table(read_json("benchmarks/results/kernels-h200.json")))
+    """
+    if kernels is None or not kernels.get("growth"):
+        return NOT_YET
+    names = ("infsa", "sdpa_flash", "sdpa_cudnn")
+    rows = [r for r in kernels["pure"] + kernels["growth"] if (r["heads"], r["width"]) == (16, 64)]
+    lines = [
+        [f"{r['n']}, {r['passes']}", *(_mebibytes(r["times"].get(name, {})) for name in names)]
+        for r in sorted(rows, key=lambda r: (r["passes"] == "both", r["n"]))
+    ]
+    return markdown(Rows(["tokens, passes", *(f"{NAMES[name]}, MiB" for name in names)], lines))
+
+
+def short_table(kernels: Content | None) -> str:
+    """Short inputs in Markdown: the GPU's time, and the same call from Python with its launches.
+
+    Example:
+        >>> print(short_table(read_json("benchmarks/results/kernels-h200.json")))
+    """
+    if kernels is None or not kernels.get("growth"):
+        return NOT_YET
+    names = ("infsa", "sdpa_cudnn")
+    rows = [r for r in kernels["pure"] + kernels["growth"] if "call_ms" in r["times"]["infsa"] and r["width"] == 64]
+    lines = []
+    for r in sorted(rows, key=lambda r: (r["passes"] == "both", r["n"])):
+        times = [r["times"].get(name, {}) for name in names]
+        cells = [f"{t[kind]:.3f}" if kind in t else "–" for t in times for kind in ("ms", "call_ms")]
+        lines.append([f"{r['n']}, {r['passes']}", *cells])
+    head = [f"{NAMES[name]}, {kind}" for name in names for kind in ("GPU, ms", "from Python, ms")]
+    return markdown(Rows(["tokens, passes", *head], lines))
+
+
+def model_table(models: Content | None) -> str:
+    """Times and memory of whole models in Markdown.
+
+    Example:
+        >>> print(model_table(read_json("benchmarks/results/models-h200.json")))
+    """
+    if models is None:
+        return NOT_YET
+    lines = [
+        [name, _milliseconds(row), *(f"{row[x] / 2**30:.2f}" if x in row else "–" for x in ("peak_bytes", "held_bytes"))]
+        for name, row in models["rows"].items()
+        if row.get("failed") != "not run: budget"
+    ]
+    return markdown(Rows(["model, way, mode, pixels a side", "ms", "peak memory, GiB", "held before, GiB"], lines))
+
+
+def bar_table(models: Content | None) -> str:
+    """What was asked of whole models and what was found, in Markdown.
+
+    Example:
+        >>> print(bar_table(read_json("benchmarks/results/models-h200.json")))
+    """
+    if models is None:
+        return NOT_YET
+    lines = [
+        [name, f"{bar['asked']:.2f}", "–" if bar["found"] is None else f"{bar['found']:.2f}", str(bar["met"]).lower()]
+        for name, bar in models["bars"].items()
+    ]
+    return markdown(Rows(["bar", "asked, at least", "found", "met"], lines))
+
+
+def _milliseconds(time: dict[str, Any]) -> str:
+    return f"{time['ms']:.3f} ± {time['spread'] / 2:.3f}" if "ms" in time else "–"
+
+
+def _mebibytes(time: dict[str, Any]) -> str:
+    return f"{time['beyond_bytes'] / 2**20:.2f}" if "beyond_bytes" in time else "–"
