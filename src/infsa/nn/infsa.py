@@ -52,8 +52,11 @@ def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_head
     """
     per_head = weight.unflatten(0, (num_heads, -1))  # (H, d, D_in)
     mean = pooled.mean.to(weight.dtype)
-    few = by_sums(mean[:, 0], weight)
-    values = linear_by_sums(mean, per_head.unsqueeze(1), None) if few else mean @ per_head.mT
+    if by_sums(mean[:, 0], weight):
+        values = linear_by_sums(mean, per_head.unsqueeze(1), None)
+    else:
+        rows = mean.transpose(0, 1)  # heads first: a weight per head, none copied per image
+        values = (rows.flatten(1, 2) @ per_head.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)
     if bias is not None:
         values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
     return values

@@ -11,6 +11,8 @@ from .rows import by_sums
 from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
+SHORT = 16384  # tokens of a batch up to which a launch from Python takes longer than reading the queries a few times
+
 
 def projected_pool(
     x: Tensor,
@@ -52,8 +54,7 @@ def projected_pool(
     if products or chosen == "triton":
         check_activation(activation)
         check_eps(eps)
-        energies = _energies_of_queries if chosen == "triton" else _energies_by_products
-        sums = (energies, _scores_by_products) if products else _kernels()
+        sums = (_energies(x, chosen == "triton"), _scores_by_products) if products else _kernels()
         return _pool_from_tokens(x, num_heads, query, key or query, activation, key_mask, eps, *sums)
     q = _project(x, query, num_heads)
     return central_pool(
@@ -108,7 +109,7 @@ def _pool_from_tokens(
             u = (central.unsqueeze(-1) * per_head.float()).sum(2)
         else:
             kept = x.dtype if score_sums is _scores_by_products else torch.float32  # the former rounds u to it anyway
-            u = torch.einsum("bhd,hdc->bhc", central.to(kept), per_head.to(kept))
+            u = (central.to(kept).transpose(0, 1) @ per_head.to(kept)).transpose(0, 1)
         offset = torch.zeros_like(total) if bias is None else (central * bias.float().view(heads, -1)).sum(-1)
         absolute, signed, pooled = score_sums(x, u, offset, mask, activation)
         return Pooled(weighted_mean(pooled, absolute, eps).unsqueeze(2), (signed / (absolute + eps)).unsqueeze(2), None)
@@ -120,6 +121,13 @@ def _kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tupl
     return energy_sums, score_sums
 
 
+def _energies(x: Tensor, kernels: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The way to the first sums: eager and short, launches take the time; otherwise reading q does."""
+    if not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and x.shape[0] * x.shape[1] <= SHORT:
+        return _energies_in_few_launches
+    return _energies_of_queries if kernels else _energies_by_products
+
+
 def _energies_by_products(
     x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
@@ -129,6 +137,18 @@ def _energies_by_products(
     if mask is not None:
         energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
     return energy.sum(1), (energy.unsqueeze(-1) * q).sum(1)
+
+
+def _energies_in_few_launches(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor]:
+    """The same for short inputs without gradients; e and Σ e q are rounded to the type of x."""
+    q = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (heads, -1))  # (B, N, H, d)
+    energy = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32)
+    if mask is not None:
+        energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
+    vectors = energy.to(q.dtype).mT.unsqueeze(2) @ q.transpose(1, 2)  # (B, H, 1, d)
+    return energy.sum(1), vectors.squeeze(2).float()
 
 
 def _energies_of_queries(

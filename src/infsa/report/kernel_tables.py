@@ -90,7 +90,11 @@ def model_table(models: Content | None) -> str:
     if models is None:
         return NOT_YET
     lines = [
-        [name, _milliseconds(row), *(f"{row[x] / 2**30:.2f}" if x in row else "–" for x in ("peak_bytes", "held_bytes"))]
+        [
+            name,
+            _milliseconds(row),
+            *(f"{row[x] / 2**30:.2f}" if x in row else "–" for x in ("peak_bytes", "held_bytes")),
+        ]
         for name, row in models["rows"].items()
         if row.get("failed") != "not run: budget"
     ]
@@ -118,3 +122,7 @@ def _milliseconds(time: dict[str, Any]) -> str:
 
 def _mebibytes(time: dict[str, Any]) -> str:
     return f"{time['beyond_bytes'] / 2**20:.2f}" if "beyond_bytes" in time else "–"
+
+
+def _gibibytes(count: float | None) -> str:
+    return "–" if count is None else f"{count / 2**30:.2f}"
