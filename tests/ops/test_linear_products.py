@@ -133,3 +133,8 @@ def test_only_bfloat16_on_a_gpu_goes_this_way():
     assert projected._products_pay(on_gpu)
     on_gpu.dtype = torch.float16
     assert not projected._products_pay(on_gpu)
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"^x needs at least one token, got shape \(1, 0, 8\)$"):
+        infsa.ops.projected_pool(torch.zeros(1, 0, 8), 2, (torch.zeros(8, 8), None))

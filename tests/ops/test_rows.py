@@ -10,12 +10,13 @@ from infsa.ops import rows
 from .helpers import generator
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_sums_are_the_layer(bias):
-    layer = nn.Linear(24, 7, bias=bias)
-    x = torch.randn(3, 24, generator=generator(0))
+def test_sums_are_the_layer(bias, dtype):
+    layer = nn.Linear(24, 7, bias=bias, dtype=dtype)
+    x = torch.randn(3, 24, generator=generator(0)).to(dtype)
     torch.testing.assert_close(rows.linear_by_sums(x, layer.weight, layer.bias), layer(x))
-    weight = torch.randn(3, 5, 24, generator=generator(1))  # one per row
+    weight = torch.randn(3, 5, 24, generator=generator(1)).to(dtype)  # one per row
     torch.testing.assert_close(rows.linear_by_sums(x, weight, None), (weight @ x.unsqueeze(-1)).squeeze(-1))
 
 

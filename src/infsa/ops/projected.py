@@ -45,6 +45,8 @@ def projected_pool(
             f"x must be (B, N, D) and the query weight (H d, D) with H = {num_heads}, "
             f"got {shape_of(x)} and {shape_of(query[0])}"
         )
+    if x.shape[1] == 0:
+        raise ValueError(f"x needs at least one token, got shape {shape_of(x)}")
     check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
     limit = pool_limit(x, query[0].shape[0] // num_heads, iterations, queries, causal)
     chosen = choose_implementation(impl, x, limit)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .validate import accumulation_dtype
+
 FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum reads the weight at full speed
 
 
@@ -32,12 +34,13 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
 
 
 def linear_by_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b with the sums in float32: (..., D) -> (..., E); the weight may have leading dimensions like x.
+    """x Wᵀ + b, summed in the accumulation dtype: (..., D) -> (..., E); the weight may have leading dimensions like x.
 
     Example:
         >>> linear_by_sums(torch.ones(2, 3), torch.ones(4, 3), None)
         tensor([[3., 3., 3., 3.],
                 [3., 3., 3., 3.]])
     """
-    wide = (x.float().unsqueeze(-2) * weight.float()).sum(-1)
-    return (wide if bias is None else wide + bias.float()).to(x.dtype)
+    dtype = accumulation_dtype(x.dtype)
+    wide = (x.to(dtype).unsqueeze(-2) * weight.to(dtype)).sum(-1)
+    return (wide if bias is None else wide + bias.to(dtype)).to(x.dtype)
