@@ -137,16 +137,40 @@ def test_positions_are_computed_once_until_their_table_changes(kind, monkeypatch
     counted = []
     positions = model.positions
     monkeypatch.setattr(model, "positions", lambda grid: counted.append(grid) or positions(grid))
-    for _ in range(3):
-        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
-    assert len(counted) == 1 + 3  # the model itself asks every time
+    other = images(size=(40, 24))
+    for y in (x, other, x, other):
+        torch.testing.assert_close(quick(y), model(y), rtol=1e-10, atol=1e-10)
+    grids = [model.grid_of(y) for y in (x, other)]
+    kept = [quick._positions(grid) for grid in grids]
+    if kind != "none":
+        assert len(counted) == 2 + 4, "once per grid, and the model itself every time"
     if kind == "learn":
         model.pos_embed.add_(1)
         torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
         model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
-        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
-    other = images(size=(40, 24))
-    torch.testing.assert_close(quick(other), model(other), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(quick(other), model(other), rtol=1e-10, atol=1e-10)
+    assert all(quick._positions(grid) is old for grid, old in zip(grids, kept, strict=True)), "the same memory"
+
+
+@torch.no_grad()
+def test_images_lie_where_a_graph_finds_them():
+    quick = fast(small(), compile=False)
+    small_one, large_one = images(), images(size=(40, 24))
+    with torch.inference_mode():
+        places = [quick._placed(x) for x in (small_one, large_one)]
+    for x, place in ((small_one, places[0]), (2 * large_one, places[1])):
+        assert quick._placed(x) is place
+        assert torch.equal(place, x)
+
+
+def test_inference_mode_and_ordinary_calls_mix():
+    model, x = small(), images()
+    quick = fast(model, compile=False)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
+        with torch.no_grad():
+            model.pos_embed.mul_(1.5)
 
 
 def test_eight_bits_round_to_the_nearest_of_their_row():

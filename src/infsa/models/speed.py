@@ -25,19 +25,20 @@ from .infvit import InfViT
 from .rounding import Fp8Linear, check_fp8
 
 REPLAYED = {"triton.cudagraphs": True, "realize_reads_threshold": 2}  # tokens are written, not added up again
-SHORT = 16384  # tokens of a batch up to which launches, not arithmetic, take the time
+SHORT = 20480  # tokens of a batch up to which launches, not arithmetic, take the time: 2048² and more
 
 
 def fast(
-    model: InfViT, *, compile: bool = True, graphs: bool = True, chunk: int = 8192, fp8: bool = False
+    model: InfViT, *, compile: bool = True, graphs: bool = True, chunk: int = 8448, fp8: bool = False
 ) -> "FastInfViT":
     """A callable that gives a model's logits faster.
 
     Args:
         model: any InfViT; its parameters are shared, so it can still be trained, saved and used.
         compile: use ``torch.compile``; a new image size compiles again.
-        graphs: replay short inputs (up to 16,384 tokens a batch, without gradients, on a GPU) as CUDA graphs.
-        chunk: tokens per MLP call for longer inputs without gradients, which then hold one copy of the tokens.
+        graphs: replay short inputs (up to 20,480 tokens a batch, without gradients, on a GPU) as CUDA graphs.
+        chunk: tokens per MLP call for longer inputs without gradients, which then hold one copy of the tokens. The
+            default fills whole waves of tiles on GPUs with 132 processors.
         fp8: run the MLPs' products in 8 bits, with a scale per row; inference only.
 
     Example:
@@ -63,14 +64,14 @@ class FastInfViT(nn.Module):
         self.model, self.graphs, self.chunk = model, graphs and compile, chunk
         self.training = model.training
         self.mlps = nn.ModuleList(_eight_bit(block) for block in model.blocks) if fp8 else None
-        self._known: tuple[Any, Tensor | None] | None = None  # the last grid's positions, and what they depend on
-        self._buffer: Tensor | None = None
+        self._images: dict[Any, Tensor] = {}  # of each kind that graphs have seen
+        self._tables: dict[Any, tuple[Any, Tensor]] = {}  # positions on each grid, and what they were made of
         as_is: Callable[..., Any] = lambda function, **_: function  # noqa: E731
         prepare: Callable[..., Any] = torch.compile if compile else as_is
         self._with_gradients = prepare(self._differentiable, dynamic=False)
         self._whole = prepare(self._inferred, dynamic=False)
         self._replayed = prepare(self._inferred, dynamic=False, options=REPLAYED)
-        self._embed = prepare(embed_by_product, dynamic=False)
+        self._embed = prepare(_embed, dynamic=False)
         self._attend = prepare(_attend, dynamic=False)
         self._add = prepare(_add, dynamic=False)
 
@@ -88,47 +89,48 @@ class FastInfViT(nn.Module):
         if self.mlps is None and (learning or self.training or self.model.readout != "last"):
             return self._with_gradients(images, patch_mask)
         with torch.no_grad():
+            if self.mlps is not None or tokens > SHORT:
+                return self._in_chunks(images, patch_mask)
             positions = self._positions((rows, columns))
-            if self.mlps is None and tokens <= SHORT:
-                if self.graphs and images.is_cuda:
-                    return self._replayed(self._static(images), patch_mask, positions).clone()  # its memory is reused
-                return self._whole(images, patch_mask, positions)
-            return self._in_chunks(images, patch_mask, positions)
+            if self.graphs and images.is_cuda:
+                return self._replayed(self._placed(images), patch_mask, positions).clone()  # its memory is used again
+            return self._whole(images, patch_mask, positions)
 
     def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         model = self.model
-        tokens = embed_by_product(model, images, model.positions(model.grid_of(images)))
-        x = model.run(images, patch_mask, classify=True, tokens=tokens)
+        x = model.run(images, patch_mask, classify=True, tokens=_embed(model, images))
         return model.forward_head(model.norm(x), patch_mask=patch_mask)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
         """The model's positions on a grid, computed once for as long as their table stays as it is."""
-        like = self.model.patch_embed.proj.weight if self.model.pos_embed is None else self.model.pos_embed
-        if like.is_inference():  # tells nobody when it changes
+        table, base = self.model.pos_embed, self.model.patch_embed.grid_size
+        if self.model.pos_kind == "none" or (table is not None and grid == base):
             return self.model.positions(grid)
-        state = (grid, like.data_ptr(), like._version, like.dtype, like.device, self.model.patch_embed.grid_size)
-        if self._known is None or self._known[0] != state:
+        like = self.model.patch_embed.proj.weight if table is None else table
+        place = (grid, base, like.dtype, like.device)
+        state = None if like.is_inference() else (like.data_ptr(), like._version)  # the former tells nobody of changes
+        known, kept = self._tables.get(place, (None, None))
+        if kept is None or state is None or known != state:
             positions = self.model.positions(grid)
-            if positions is not None:
-                torch._dynamo.mark_static_address(positions)  # a graph need not copy it
-            self._known = (state, positions)
-        return self._known[1]
+            assert positions is not None
+            kept = _place_like(positions) if kept is None else kept
+            self._tables[place] = (state, kept.copy_(positions))
+        return kept
 
-    def _static(self, images: Tensor) -> Tensor:
+    def _placed(self, images: Tensor) -> Tensor:
         """The images at an address that stays, where a graph reads them without a copy of its own."""
-        like = (images.shape, images.dtype, images.device)
-        if self._buffer is None or (self._buffer.shape, self._buffer.dtype, self._buffer.device) != like:
-            self._buffer = torch.empty_like(images, memory_format=torch.contiguous_format)
-            torch._dynamo.mark_static_address(self._buffer)
-        return self._buffer.copy_(images)
+        kind = (images.shape, images.dtype, images.device)
+        if kind not in self._images:
+            self._images[kind] = _place_like(images)
+        return self._images[kind].copy_(images)
 
     def _inferred(self, images: Tensor, patch_mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """The logits without gradients, in one piece."""
         return self._blocks(images, patch_mask, embed_by_product(self.model, images, positions), _attend, _add, None)
 
-    def _in_chunks(self, images: Tensor, patch_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _in_chunks(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         """Block by block, the MLP of each in chunks of tokens that overwrite their input."""
-        tokens = self._embed(self.model, images, positions)
+        tokens = self._embed(self.model, images)
         return self._blocks(images, patch_mask, tokens, self._attend, self._add, self.chunk)
 
     def _blocks(
@@ -168,6 +170,18 @@ class FastInfViT(nn.Module):
         difference = (found - expected).norm() / expected.norm()
         same = (found.argmax(-1) == expected.argmax(-1)).double().mean()
         return {"relative": difference.item(), "same_class": same.item()}
+
+
+def _place_like(x: Tensor) -> Tensor:
+    """Memory for a tensor like x, promised to the compiler to stay where it is while its content changes."""
+    with torch.inference_mode(False):
+        place = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch._dynamo.mark_static_address(place)
+    return place
+
+
+def _embed(model: InfViT, images: Tensor) -> Tensor:
+    return embed_by_product(model, images, model.positions(model.grid_of(images)))
 
 
 def embed_by_product(model: InfViT, images: Tensor, positions: Tensor | None) -> Tensor:
