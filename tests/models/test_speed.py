@@ -1,11 +1,16 @@
 """The fast path gives the model's logits and gradients; 8 bits give them with a small, reported error."""
 
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 import infsa
 from infsa.models import fast, speed
+from infsa.models.block import Block
 from infsa.models.gelu import HALF, half_gelu
 from infsa.models.rounding import Fp8Linear, round_rows
 
@@ -49,15 +54,14 @@ def test_padding_is_hidden(short, monkeypatch):
 def test_patches_are_embedded_by_one_product(options):
     """Values and the gradient of the convolution's weight are those of the model, and no convolution runs."""
     model, x = small(**options), images(size=(27, 45) if "dynamic_img_pad" in options else (24, 40))
-    positions = model.positions(model.grid_of(x))
-    found, expected = speed.embed_by_product(model, x, positions), model.embed(x)[0]
+    found, expected = speed.embed_by_product(model, x), model.embed(x)[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     weight = model.patch_embed.proj.weight
     for f, e in zip(*(torch.autograd.grad(y.square().sum(), weight) for y in (found, expected)), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9)
     heard = []
     model.patch_embed.proj.register_forward_hook(lambda *_: heard.append(1))
-    speed.embed_by_product(model, x, positions)
+    speed.embed_by_product(model, x)
     assert heard, "a hook on the convolution is still called"
 
 
@@ -130,30 +134,26 @@ def test_an_mlp_that_is_not_plain_is_called():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["learn", "sincos", "none"])
-def test_positions_are_computed_once_until_their_table_changes(kind, monkeypatch):
-    model, x = small(pos_embed=kind), images()
+@pytest.mark.parametrize("change", ["in place", "data", "fused optimizer", "state"])
+def test_every_change_of_the_parameters_is_seen(change):
+    model, x = small(), images()
     quick = fast(model, compile=False)
-    counted = []
-    positions = model.positions
-    monkeypatch.setattr(model, "positions", lambda grid: counted.append(grid) or positions(grid))
-    other = images(size=(40, 24))
-    for y in (x, other, x, other):
-        torch.testing.assert_close(quick(y), model(y), rtol=1e-10, atol=1e-10)
-    grids = [model.grid_of(y) for y in (x, other)]
-    kept = [quick._positions(grid) for grid in grids]
-    if kind != "none":
-        assert len(counted) == 2 + 4, "once per grid, and the model itself every time"
-    if kind == "learn":
+    quick(x)
+    if change == "in place":
         model.pos_embed.add_(1)
-        torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
+    elif change == "data":
+        model.pos_embed.data.copy_(model.pos_embed + 1)
+    elif change == "state":
         model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
-        torch.testing.assert_close(quick(other), model(other), rtol=1e-10, atol=1e-10)
-    assert all(quick._positions(grid) is old for grid, old in zip(grids, kept, strict=True)), "the same memory"
+    else:
+        with torch.enable_grad():
+            quick(x).sum().backward()
+        torch.optim.AdamW(model.parameters(), lr=0.5, fused=True).step()
+    torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
-def test_images_lie_where_a_graph_finds_them():
+def test_images_lie_where_a_graph_finds_them(monkeypatch):
     quick = fast(small(), compile=False)
     small_one, large_one = images(), images(size=(40, 24))
     with torch.inference_mode():
@@ -161,6 +161,11 @@ def test_images_lie_where_a_graph_finds_them():
     for x, place in ((small_one, places[0]), (2 * large_one, places[1])):
         assert quick._placed(x) is place
         assert torch.equal(place, x)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(quick._placed, small_one).result() is not places[0]
+    monkeypatch.setattr(speed, "MOST_PLACES", 3)
+    last = images(size=(24, 24))
+    assert quick._placed(last) is last
 
 
 def test_inference_mode_and_ordinary_calls_mix():
@@ -169,8 +174,68 @@ def test_inference_mode_and_ordinary_calls_mix():
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
             torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
-        with torch.no_grad():
-            model.pos_embed.mul_(1.5)
+
+
+def test_a_frozen_model_has_gradients_of_the_images():
+    model, x = small().requires_grad_(False), images().requires_grad_()
+    found, expected = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (fast(model, compile=False), model))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_that_is_on_stays_on(dtype):
+    """Also where only the dropout layers are in training mode, to sample predictions."""
+    model, x = small(dtype=dtype, proj_drop_rate=0.5), images(dtype)
+    quick = fast(model, compile=False)
+    assert torch.equal(quick(x), quick(x))
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    assert not torch.equal(quick(x), quick(x))
+
+
+@torch.no_grad()
+def test_a_block_of_another_kind_is_called():
+    class Loud(Block):
+        def add(self, x, attended):
+            return super().add(x, 2 * attended)
+
+    model, x = small(), images()
+    model.blocks[0].__class__ = Loud
+    torch.testing.assert_close(fast(model, compile=False)(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_fast_model_can_itself_be_compiled_and_exported():
+    model, x = small(dtype=torch.float32), images(torch.float32)
+    quick = fast(model, compile=False)
+    torch._dynamo.reset()
+    compiled = torch.compile(quick, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.export.export(quick, (x,)).module()(x), model(x), rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["copied", "stored"])
+def test_copies_run_their_own_parameters(way, monkeypatch):
+    torch._dynamo.reset()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, backend="eager", dynamic=False))
+    quick, x = fast(small(dtype=torch.float32)), images(torch.float32)
+    quick(x)
+    if way == "copied":
+        other = copy.deepcopy(quick)
+    else:
+        file = io.BytesIO()
+        torch.save(quick, file)
+        other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    for p in other.model.parameters():
+        p.mul_(1.5)
+    torch.testing.assert_close(other(x), other.model(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(quick(x), quick.model(x), rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
 
 
 def test_eight_bits_round_to_the_nearest_of_their_row():

@@ -213,14 +213,15 @@ class InfViT(TimmInterface):
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
         grid = self.grid_of(images)
-        return self.with_positions(self.patch_embed(images).flatten(1, 2), self.positions(grid)), grid
+        return self.with_positions(self.patch_embed(images).flatten(1, 2), grid), grid
 
-    def with_positions(self, patches: Tensor, positions: Tensor | None) -> Tensor:
+    def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""
         prefix = [
             token.expand(patches.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
         ]
         x = torch.cat([*prefix, patches], 1)
+        positions = self.positions(grid)
         return x if positions is None else x + positions
 
     def set_input_size(

@@ -10,6 +10,7 @@ model's up to rounding; with ``fp8`` the MLP's products are rounded to 8 bits, a
 that costs.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,14 @@ from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from ..ops.rows import linear
-from ..ops.validate import check_count
+from ..ops.validate import check_count, transformed
 from .block import Block
 from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
 from .infvit import InfViT
 from .rounding import Fp8Linear, check_fp8
 
 REPLAYED = {"triton.cudagraphs": True, "realize_reads_threshold": 2}  # tokens are written, not added up again
+MOST_PLACES = 8  # kinds of images; torch compiles no more by default
 SHORT = 20480  # tokens of a batch up to which launches, not arithmetic, take the time: 2048² and more
 
 
@@ -61,19 +63,31 @@ class FastInfViT(nn.Module):
 
     def __init__(self, model: InfViT, compile: bool, graphs: bool, chunk: int, fp8: bool) -> None:
         super().__init__()
-        self.model, self.graphs, self.chunk = model, graphs and compile, chunk
+        self.model, self.compiled, self.graphs, self.chunk = model, compile, graphs and compile, chunk
         self.training = model.training
         self.mlps = nn.ModuleList(_eight_bit(block) for block in model.blocks) if fp8 else None
-        self._images: dict[Any, Tensor] = {}  # of each kind that graphs have seen
-        self._tables: dict[Any, tuple[Any, Tensor]] = {}  # positions on each grid, and what they were made of
+        self._prepare()
+
+    def _prepare(self) -> None:
         as_is: Callable[..., Any] = lambda function, **_: function  # noqa: E731
-        prepare: Callable[..., Any] = torch.compile if compile else as_is
+        prepare: Callable[..., Any] = torch.compile if self.compiled else as_is
+        self._places: dict[Any, Tensor] = {}  # where graphs find images
         self._with_gradients = prepare(self._differentiable, dynamic=False)
         self._whole = prepare(self._inferred, dynamic=False)
         self._replayed = prepare(self._inferred, dynamic=False, options=REPLAYED)
-        self._embed = prepare(_embed, dynamic=False)
+        self._embed = prepare(embed_by_product, dynamic=False)
         self._attend = prepare(_attend, dynamic=False)
         self._add = prepare(_add, dynamic=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to this object alone: compiled code and graphs' memory."""
+        own = ("_places", "_with_gradients", "_whole", "_replayed", "_embed", "_attend", "_add")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Compile anew."""
+        super().__setstate__(state)
+        self._prepare()
 
     def train(self, mode: bool = True) -> "FastInfViT":
         """Set the mode of the model too; 8-bit products have no gradient."""
@@ -85,48 +99,43 @@ class FastInfViT(nn.Module):
         """Images (B, C, H, W) to logits (B, classes)."""
         rows, columns = self.model.grid_of(images)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
-        learning = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
-        if self.mlps is None and (learning or self.training or self.model.readout != "last"):
+        if self.mlps is None and not self._infers(images):
             return self._with_gradients(images, patch_mask)
         with torch.no_grad():
             if self.mlps is not None or tokens > SHORT:
                 return self._in_chunks(images, patch_mask)
-            positions = self._positions((rows, columns))
-            if self.graphs and images.is_cuda:
-                return self._replayed(self._placed(images), patch_mask, positions).clone()  # its memory is used again
-            return self._whole(images, patch_mask, positions)
+            if not (self.graphs and images.is_cuda):
+                return self._whole(images, patch_mask)
+            return self._replayed(self._placed(images), patch_mask).clone()  # the graph's memory is used again
+
+    def _infers(self, images: Tensor) -> bool:
+        """Whether nothing is learned or dropped, and the blocks are what the short cuts know."""
+        model = self.model
+        learning = torch.is_grad_enabled() and any(x.requires_grad for x in (images, *model.parameters()))
+        dropping = self.training or any(module.training for module in model.modules())
+        return not (learning or dropping) and model.readout == "last" and all(type(b) is Block for b in model.blocks)
 
     def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         model = self.model
-        x = model.run(images, patch_mask, classify=True, tokens=_embed(model, images))
+        x = model.run(images, patch_mask, classify=True, tokens=embed_by_product(model, images))
         return model.forward_head(model.norm(x), patch_mask=patch_mask)
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor | None:
-        """The model's positions on a grid, computed once for as long as their table stays as it is."""
-        table, base = self.model.pos_embed, self.model.patch_embed.grid_size
-        if self.model.pos_kind == "none" or (table is not None and grid == base):
-            return self.model.positions(grid)
-        like = self.model.patch_embed.proj.weight if table is None else table
-        place = (grid, base, like.dtype, like.device)
-        state = None if like.is_inference() else (like.data_ptr(), like._version)  # the former tells nobody of changes
-        known, kept = self._tables.get(place, (None, None))
-        if kept is None or state is None or known != state:
-            positions = self.model.positions(grid)
-            assert positions is not None
-            kept = _place_like(positions) if kept is None else kept
-            self._tables[place] = (state, kept.copy_(positions))
-        return kept
-
     def _placed(self, images: Tensor) -> Tensor:
-        """The images at an address that stays, where a graph reads them without a copy of its own."""
-        kind = (images.shape, images.dtype, images.device)
-        if kind not in self._images:
-            self._images[kind] = _place_like(images)
-        return self._images[kind].copy_(images)
+        """The images at an address that stays, one per thread, where a graph reads them without a copy of its own."""
+        if torch.compiler.is_compiling() or transformed():
+            return images
+        kind = (images.shape, images.dtype, images.device, threading.get_ident())
+        if kind not in self._places:
+            if len(self._places) >= MOST_PLACES:
+                return images
+            with torch.inference_mode(False):
+                self._places[kind] = torch.empty(images.shape, dtype=images.dtype, device=images.device)
+            torch._dynamo.mark_static_address(self._places[kind])
+        return self._places[kind].copy_(images)
 
-    def _inferred(self, images: Tensor, patch_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _inferred(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         """The logits without gradients, in one piece."""
-        return self._blocks(images, patch_mask, embed_by_product(self.model, images, positions), _attend, _add, None)
+        return self._blocks(images, patch_mask, embed_by_product(self.model, images), _attend, _add, None)
 
     def _in_chunks(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         """Block by block, the MLP of each in chunks of tokens that overwrite their input."""
@@ -172,38 +181,25 @@ class FastInfViT(nn.Module):
         return {"relative": difference.item(), "same_class": same.item()}
 
 
-def _place_like(x: Tensor) -> Tensor:
-    """Memory for a tensor like x, promised to the compiler to stay where it is while its content changes."""
-    with torch.inference_mode(False):
-        place = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch._dynamo.mark_static_address(place)
-    return place
-
-
-def _embed(model: InfViT, images: Tensor) -> Tensor:
-    return embed_by_product(model, images, model.positions(model.grid_of(images)))
-
-
-def embed_by_product(model: InfViT, images: Tensor, positions: Tensor | None) -> Tensor:
+def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
 
     A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them.
 
     Example:
-        >>> model = infsa.create_model("infvit_linear_tiny")
-        >>> embed_by_product(model, torch.randn(1, 3, 64, 64), model.positions((4, 4))).shape
+        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
         torch.Size([1, 17, 192])
     """
     layer, grid = model.patch_embed, model.grid_of(images)
     if not _disjoint(layer):
-        return model.with_positions(layer(images).flatten(1, 2), positions)
+        return model.embed(images)[0]
     (rows, columns), convolution = layer.patch_size, layer.proj
     below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
     x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
     x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
     x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
     x = nn.functional.linear(x, convolution.weight.flatten(1), convolution.bias)
-    return model.with_positions(layer.norm(x), positions)
+    return model.with_positions(layer.norm(x), grid)
 
 
 def _disjoint(layer: PatchEmbed) -> bool:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .validate import accumulation_dtype
+from .validate import accumulation_dtype, exporting
 
 FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum reads the weight at full speed
 
@@ -16,9 +16,10 @@ def by_sums(x: Tensor, weight: Tensor) -> bool:
         >>> by_sums(torch.zeros(1, 8), torch.zeros(8, 8))
         False
     """
-    plain = x.dtype == weight.dtype and not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
-    few = x.is_cuda and torch.compiler.is_compiling() and statically_known_true(x.numel() <= FEW * x.shape[-1])
-    return plain and few
+    plain = type(weight) in (Tensor, nn.Parameter) and x.dtype == weight.dtype and not torch.is_grad_enabled()
+    compiled = x.is_cuda and torch.compiler.is_compiling() and not exporting()
+    few = compiled and statically_known_true(x.numel() <= FEW * x.shape[-1])
+    return plain and few and not torch.is_autocast_enabled(x.device.type)
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:

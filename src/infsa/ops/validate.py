@@ -154,14 +154,18 @@ def _kernels_run_on(kind: str, index: int | None) -> bool:
 
 @torch.compiler.assume_constant_result
 def exporting() -> bool:
-    """Whether a program is being exported; asked in compiled code, ``torch.compiler.is_exporting()`` is always True."""
+    """Whether a program is being exported; torch 2.11 says so in all compiled code, unless asked like this."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 @torch.compiler.assume_constant_result
-def _transformed() -> bool:
+def _functions_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+def transformed() -> bool:
     """Whether forward-mode derivatives or ``torch.func`` are at work, in compiled code too."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or _functions_transformed()
 
 
 def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
@@ -171,13 +175,12 @@ def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
     ``torch.func`` need plain tensor operations: there ``"auto"`` takes the reference path (N² memory).
     """
     check_impl(impl)
-    transformed = _transformed()
     if impl == "auto":
-        if exporting() or transformed:
+        if exporting() or transformed():
             return "reference"
         wanted = KERNELS_BY_DEFAULT and limit is None
         return "triton" if wanted and _kernels_run_on(like.device.type, like.device.index) else "chunked"
-    if impl != "reference" and transformed:
+    if impl != "reference" and transformed():
         raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")
     if impl == "triton":
         if not (like.device.type == "cuda" or INTERPRETED):

@@ -140,3 +140,14 @@ def test_memory_for_descriptors_keeps_no_tensor():
     layout.allow_descriptors(x)
     del x
     assert kept() is None
+
+
+def test_compiled_code_notices_forward_derivatives():
+    compiled = torch.compile(lambda x: infsa.pure_attention(x, x, x), backend="eager")
+    torch._dynamo.reset()
+    expected = compiled(X)
+    with torch.autograd.forward_ad.dual_level():
+        value, tangent = torch.autograd.forward_ad.unpack_dual(compiled(torch.autograd.forward_ad.make_dual(X, X)))
+    torch.testing.assert_close(value, expected)
+    assert tangent is not None
+    torch._dynamo.reset()
