@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import infsa
-from infsa.models import fast, speed
+from infsa.models import embedding, fast, speed
 from infsa.models.block import Block
+from infsa.models.embedding import cubic_matrix, embed_by_product
 from infsa.models.gelu import HALF, half_gelu
 from infsa.models.rounding import Fp8Linear, round_rows
 
@@ -54,15 +55,56 @@ def test_padding_is_hidden(short, monkeypatch):
 def test_patches_are_embedded_by_one_product(options):
     """Values and the gradient of the convolution's weight are those of the model, and no convolution runs."""
     model, x = small(**options), images(size=(27, 45) if "dynamic_img_pad" in options else (24, 40))
-    found, expected = speed.embed_by_product(model, x), model.embed(x)[0]
+    found, expected = embed_by_product(model, x), model.embed(x)[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     weight = model.patch_embed.proj.weight
     for f, e in zip(*(torch.autograd.grad(y.square().sum(), weight) for y in (found, expected)), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9)
     heard = []
     model.patch_embed.proj.register_forward_hook(lambda *_: heard.append(1))
-    speed.embed_by_product(model, x)
+    embed_by_product(model, x)
     assert heard, "a hook on the convolution is still called"
+
+
+@pytest.mark.parametrize("options", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str)
+@pytest.mark.parametrize("size", [(24, 40), (16, 64), (32, 16)], ids=str)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_positions_of_one_image_are_resized_by_the_same_product(dtype, size, options):
+    """Values and gradients of everything that takes part, no further from float64 than the model's own."""
+    model, x = small(dtype=dtype, **options), images(dtype, size)[:1]
+    exact = copy.deepcopy(model).double()
+    found, plain, wanted = (
+        with_gradients(way, m, z)
+        for way, m, z in ((embed_by_product, model, x), (own, model, x), (own, exact, x.double()))
+    )
+    for f, p, w in zip(found, plain, wanted, strict=True):
+        assert (f.double() - w).norm() <= 1.5 * (p.double() - w).norm() + 1e-6 * w.norm()
+    with torch.no_grad():
+        model.pos_embed[:, -1] += 1
+    assert not torch.equal(embed_by_product(model, x), found[0]), "a changed table is seen at once"
+
+
+def own(model, x):
+    return model.embed(x)[0]
+
+
+def with_gradients(way, model, x):
+    """Tokens, and the gradients of what positions and patches are made of."""
+    y = way(model, x)
+    parts = [model.pos_embed, model.patch_embed.proj.weight, model.patch_embed.proj.bias]
+    return [y, *torch.autograd.grad(y.double().square().sum(), parts)]
+
+
+def test_a_large_table_a_batch_and_single_precision_resize_positions_by_themselves(monkeypatch):
+    resized = []
+    monkeypatch.setattr(embedding, "cubic_matrix", lambda *a: resized.append(a) or cubic_matrix(*a))
+    model, x = small(dtype=torch.bfloat16), images(torch.bfloat16, (24, 40))
+    embed_by_product(model, x)
+    embed_by_product(small(dtype=torch.float32), images(torch.float32, (24, 40))[:1])
+    embed_by_product(model, images(torch.bfloat16, model.patch_embed.img_size)[:1])
+    monkeypatch.setattr(embedding, "MOST_CELLS", 1)
+    embed_by_product(model, x[:1])
+    assert not resized
 
 
 @torch.no_grad()

@@ -217,12 +217,16 @@ class InfViT(TimmInterface):
 
     def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""
-        prefix = [
-            token.expand(patches.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
-        ]
-        x = torch.cat([*prefix, patches], 1)
+        x = self.with_prefix(patches)
         positions = self.positions(grid)
         return x if positions is None else x + positions
+
+    def with_prefix(self, patches: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Patches (B, h·w, D) with the class and register tokens before them, to which positions are added if given."""
+        tokens: list[Tensor] = [token for token in (self.cls_token, self.reg_token) if token is not None]
+        if positions is not None and tokens:
+            tokens = [torch.cat(tokens, 1) + positions]
+        return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], 1)
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import Mlp, PatchEmbed
+from timm.layers import Mlp
 from torch import Tensor, nn
 
 from ..ops.rows import linear
 from ..ops.validate import check_count, transformed
 from .block import Block
+from .embedding import embed_by_product
 from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
 from .infvit import InfViT
 from .rounding import Fp8Linear, check_fp8
@@ -179,35 +180,6 @@ class FastInfViT(nn.Module):
         difference = (found - expected).norm() / expected.norm()
         same = (found.argmax(-1) == expected.argmax(-1)).double().mean()
         return {"relative": difference.item(), "same_class": same.item()}
-
-
-def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
-    """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
-
-    A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them.
-
-    Example:
-        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
-        torch.Size([1, 17, 192])
-    """
-    layer, grid = model.patch_embed, model.grid_of(images)
-    if not _disjoint(layer):
-        return model.embed(images)[0]
-    (rows, columns), convolution = layer.patch_size, layer.proj
-    below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
-    x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
-    x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
-    x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
-    x = nn.functional.linear(x, convolution.weight.flatten(1), convolution.bias)
-    return model.with_positions(layer.norm(x), grid)
-
-
-def _disjoint(layer: PatchEmbed) -> bool:
-    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
-    c = layer.proj
-    plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
-    alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)
-    return alone and not any((m._forward_hooks or m._forward_pre_hooks) for m in (layer, c))
 
 
 def _attend(block: Block, x: Tensor, *context: Any) -> Tensor:

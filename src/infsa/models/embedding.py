@@ -1,0 +1,75 @@
+"""Patches embedded by one matrix product, which adds the resized positions of a single image in passing."""
+
+import torch
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .gelu import HALF
+from .infvit import InfViT
+from .positions import base_coordinates, cubic_weights
+
+MOST_CELLS = 256  # of the base grid: more would make the product longer than resizing by itself takes
+STEP = 64  # numbers that GPUs take at a time in such a product
+
+
+def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
+    """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
+
+    A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them. A
+    resized position is a product too, of cubic weights with the table: in half precision the weights stand beside
+    the patch's pixels, the table beside the convolution's weight, and what is added is rounded once, with the sum.
+
+    Example:
+        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
+        torch.Size([1, 17, 192])
+    """
+    layer, grid = model.patch_embed, model.grid_of(images)
+    if not _disjoint(layer):
+        return model.embed(images)[0]
+    (rows, columns), convolution = layer.patch_size, layer.proj
+    below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
+    x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
+    x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
+    x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
+    weight, bias = convolution.weight.flatten(1), convolution.bias
+    table = _alongside(model, x, grid)
+    if table is None:
+        return model.with_positions(layer.norm(nn.functional.linear(x, weight, bias)), grid)
+    prefix, cubic = model.num_prefix_tokens, cubic_matrix(layer.grid_size, grid, x.device).to(x.dtype)
+    spare = -(x.shape[2] + cubic.shape[1]) % STEP
+    x = torch.cat([x[0], cubic, cubic.new_zeros(()).expand(len(cubic), spare)], 1)
+    weight = torch.cat([weight, table[0, prefix:].T, weight.new_zeros(()).expand(len(weight), spare)], 1)
+    return model.with_prefix(nn.functional.linear(x, weight, bias).unsqueeze(0), table[:, :prefix])
+
+
+def cubic_matrix(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
+    """The matrix that resizes positions bicubically from a base grid: (h·w, h0·w0), float32.
+
+    Example:
+        >>> cubic_matrix((2, 2), (3, 3), torch.device("cpu")).sum(1)  # of each row
+        tensor([1., 1., 1., 1., 1., 1., 1., 1., 1.])
+    """
+    axes = zip(grid, base, strict=True)
+    down, across = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
+    return (down[:, None, :, None] * across[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+def _alongside(model: InfViT, x: Tensor, grid: tuple[int, int]) -> Tensor | None:
+    """The learned positions, if they are to be resized for one image, in half precision and from few cells."""
+    layer, table = model.patch_embed, model.pos_embed
+    (rows, columns), weight = layer.grid_size, layer.proj.weight
+    if table is None or rows * columns > MOST_CELLS or not isinstance(layer.norm, nn.Identity):
+        return None
+    as_it_is = statically_known_true(grid[0] == rows) and statically_known_true(grid[1] == columns)
+    plain = all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype for t in (table, weight))
+    one = statically_known_true(x.shape[0] == 1)
+    return table if one and plain and x.dtype in HALF and not as_it_is else None
+
+
+def _disjoint(layer: PatchEmbed) -> bool:
+    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
+    c = layer.proj
+    plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
+    alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)
+    return alone and not any((m._forward_hooks or m._forward_pre_hooks) for m in (layer, c))
