@@ -10,7 +10,7 @@ from .infvit import InfViT
 from .positions import base_coordinates, cubic_weights
 
 MOST_CELLS = 256  # of the base grid: more would make the product longer than resizing by itself takes
-STEP = 64  # numbers that GPUs take at a time in such a product
+STEP = 16  # numbers that GPUs take at a time in such a product; both axes of the base grid are filled up to it
 
 
 def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
@@ -36,22 +36,24 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     table = _alongside(model, x, grid)
     if table is None:
         return model.with_positions(layer.norm(nn.functional.linear(x, weight, bias)), grid)
-    prefix, cubic = model.num_prefix_tokens, cubic_matrix(layer.grid_size, grid, x.device).to(x.dtype)
-    spare = -(x.shape[2] + cubic.shape[1]) % STEP
-    x = torch.cat([x[0], cubic, cubic.new_zeros(()).expand(len(cubic), spare)], 1)
-    weight = torch.cat([weight, table[0, prefix:].T, weight.new_zeros(()).expand(len(weight), spare)], 1)
-    return model.with_prefix(nn.functional.linear(x, weight, bias).unsqueeze(0), table[:, :prefix])
+    prefix, (rows, columns) = model.num_prefix_tokens, layer.grid_size
+    spare = (0, -columns % STEP, 0, -rows % STEP)
+    x = torch.cat([x[0], cubic_matrix(layer.grid_size, grid, x.device).to(x.dtype)], 1)
+    cells = nn.functional.pad(table[0, prefix:].T.unflatten(1, layer.grid_size), spare).flatten(1)  # (D, cells)
+    patches = nn.functional.linear(x, torch.cat([weight, cells], 1), bias)
+    return model.with_prefix(patches.unsqueeze(0), table[:, :prefix])
 
 
 def cubic_matrix(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The matrix that resizes positions bicubically from a base grid: (h·w, h0·w0), float32.
+    """The matrix that resizes positions bicubically from a base grid: (h·w, h0·w0), float32, h0 and w0 filled up.
 
     Example:
-        >>> cubic_matrix((2, 2), (3, 3), torch.device("cpu")).sum(1)  # of each row
-        tensor([1., 1., 1., 1., 1., 1., 1., 1., 1.])
+        >>> cubic_matrix((2, 2), (3, 3), torch.device("cpu")).shape
+        torch.Size([9, 256])
     """
     axes = zip(grid, base, strict=True)
-    down, across = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
+    weights = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
+    down, across = (nn.functional.pad(w, (0, -w.shape[1] % STEP)) for w in weights)
     return (down[:, None, :, None] * across[None, :, None, :]).flatten(2).flatten(0, 1)
 
 

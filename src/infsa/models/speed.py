@@ -26,7 +26,11 @@ from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
 from .infvit import InfViT
 from .rounding import Fp8Linear, check_fp8
 
-REPLAYED = {"triton.cudagraphs": True, "realize_reads_threshold": 2}  # tokens are written, not added up again
+REPLAYED = {
+    "triton.cudagraphs": True,
+    "realize_reads_threshold": 2,  # tokens are written, not added up again
+    "unroll_reductions_threshold": 17,  # a sum over a head's 16 channels needs no threads of its own
+}
 MOST_PLACES = 8  # kinds of images; torch compiles no more by default
 SHORT = 20480  # tokens of a batch up to which launches, not arithmetic, take the time: 2048² and more
 
