@@ -24,7 +24,19 @@ def main() -> None:
     """Every table and figure for which there is a result file; the others say that there is none."""
     tables = {"flop-crossover": markdown(bench_tables.flop_crossover_table())}
     save(accuracy_figure(), IMAGES / "accuracy.png")
-    names = ("table1-4l", "table1-24l", "stress", "compiled", "crossover", "limits", "slopes", "checks", "machine")
+    names = (
+        "table1-4l",
+        "table1-24l",
+        "stress",
+        "compiled",
+        "crossover",
+        "limits",
+        "slopes",
+        "checks",
+        "machine",
+        "claims",
+        "resolution",
+    )
     tables |= dict.fromkeys((*names, "figures"), NOT_RUN)
     if GPU.exists():
         content = read_results(GPU)
@@ -49,6 +61,8 @@ def gpu_tables(content: dict) -> dict[str, Rows | str]:
         "stress": bench_documents.stress_table(content),
         "compiled": bench_documents.compiled_table(content),
         "crossover": bench_documents.crossover_table(content),
+        "claims": bench_documents.claim_table(content),
+        "resolution": bench_documents.resolution_table(content),
         "limits": bench_tables.limit_table(content),
         "slopes": slopes(content),
         "checks": bench_tables.check_table(content),

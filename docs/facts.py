@@ -7,7 +7,7 @@ from infsa.bench.cases import Case
 from infsa.bench.presets import FOUR
 from infsa.bench.results import read_results
 from infsa.files import read_json
-from infsa.report.bench_tables import latency
+from infsa.report.bench_tables import latency, number
 from infsa.report.documents import write_tables
 from infsa.report.kernel_tables import (
     bar_table,
@@ -22,6 +22,12 @@ from infsa.report.quality_tables import Rows, cell, markdown
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA"}
+FAST = {
+    "inference, 1024²": "infer 1024",
+    "inference, 4096²": "infer 4096",
+    "inference, 9216²": "infer 9216",
+    "training step, 4096²": "train 4096",
+}
 BENCH = {"softmax": "softmax-flash", "infsa_pure": "infsa_pure", "infsa_linear": "infsa_linear"}
 
 
@@ -47,16 +53,15 @@ def accuracy(shard: str, name: str) -> str:
 
 
 def speed_rows() -> list[list[str]]:
-    """Times on a GPU, if they have been measured; softmax in its fused form."""
-    path = RESULTS / "bench-h200.json"
-    if not path.exists():
-        return []
-    content = read_results(path)
-    gpu, rows = content["machines"][-1]["gpu"], []
+    """Times on a GPU: as the models come, softmax fused (``infsa bench``), and by ``infsa.models.fast``."""
+    content, quick = read_results(RESULTS / "bench-h200.json"), read_json(RESULTS / "models-h200.json")
+    rows = []
     for label, side, mode in (("inference, 1024²", 1024, "infer"), ("training step, 512²", 512, "train")):
-        keys = [Case(name, size=(side, side), mode=mode, **FOUR).key for name in BENCH.values()]
-        found = [content["rows"].get(key) for key in keys]
-        rows.append([f"{label}, 4L-64H, {gpu}, ms", *("–" if row is None else latency(row) for row in found)])
+        found = [content["rows"][Case(name, size=(side, side), mode=mode, **FOUR).key] for name in BENCH.values()]
+        rows.append([f"{label}, as it comes, {content['machines'][-1]['gpu']}, ms", *map(latency, found)])
+    for label, case in FAST.items():
+        times = [quick["rows"].get(f"{name} fast {case}", {}).get("ms") for name in ("vit", "pure", "linear")]
+        rows.append([f"{label}, `fast`, {quick['provenance']['gpu']}, ms", *map(number, times)])
     return rows
 
 

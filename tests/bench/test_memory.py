@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from infsa.bench.cases import Case
 from infsa.bench.child import Child
 from infsa.bench.flops import formula
-from infsa.bench.memory import largest, next_side, resource_of
+from infsa.bench.memory import cap_memory, largest, next_side, resource_of
 
 from .helpers import ALLOCATING, cases
 
@@ -63,3 +63,17 @@ def test_errors_name_their_resource():
     assert resource_of(MemoryError()) == "host memory"
     assert resource_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")) == "host memory"
     assert resource_of(RuntimeError("shapes cannot be multiplied")) is None
+
+
+def test_a_cap_on_a_gpu_names_the_device_by_its_number(monkeypatch):
+    """A device without one is refused by some versions of torch."""
+    seen = []
+    properties = type("Properties", (), {"total_memory": 100})()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: seen.append((share, device))
+    )
+    cap_memory(torch.device("cuda"), 25)
+    cap_memory(torch.device("cuda:1"), 500)
+    assert seen == [(0.25, 3), (1.0, 1)]

@@ -9,6 +9,7 @@ import pytest
 from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR, group
 from infsa.bench.results import about, measured, read_results
+from infsa.bench.scaling import slopes
 from infsa.report import bench_compare, bench_documents, bench_tables
 from infsa.report.bench_figures import FIGURES, draw_bench, save
 from infsa.report.published import accuracy_figure, published
@@ -89,8 +90,18 @@ def test_the_papers_energy_is_its_constant_times_its_latency():
 def test_slopes_are_those_of_the_rows(content):
     (table,) = (t for name, t in bench_tables.slope_tables(content).items() if name.startswith("attention"))
     cells = {row[0]: row for row in table.rows}
-    assert cells["Linear-InfSA"][1:3] == ["O(N): 1", "1.00 [1.00, 1.00]"]
-    assert cells["softmax, unfused"][1:3] == ["O(N² d): 2", "2.00 [2.00, 2.00]"]
+    assert cells["Linear-InfSA"][1:4] == ["O(N): 1", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]"]
+    assert cells["softmax, unfused"][1:4] == ["O(N² d): 2", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]"]
+
+
+def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
+    rows = [
+        {"case": {"mechanism": "mlla"}, "tokens": n, "latency_ms": {"median": max(1.0, n / 64)}}
+        for n in (4, 16, 64, 256, 1024)
+    ]
+    assert slopes(rows)["mlla"].value < 0.8
+    assert slopes(rows, 3)["mlla"].value == pytest.approx(1)
+    assert slopes(rows, 3)["mlla"].points == 3
 
 
 def test_the_measured_crossover_lies_where_the_times_do(content):
@@ -98,6 +109,27 @@ def test_the_measured_crossover_lies_where_the_times_do(content):
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["softmax, unfused"][0] != "–"
     assert set(cells) == {Case(name).variant.label for name in NAMES if name != "infsa_linear"}
+
+
+def test_what_is_claimed_is_the_ratio_of_two_rows(content):
+    rows = content["rows"]
+    ours, naive = (rows[Case(name, size=(1024, 1024), **FOUR).key] for name in ("infsa_linear", "softmax-naive"))
+    table = bench_documents.claim_table(content)
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax, unfused"]
+    assert cells["time"] == f"{naive['latency_ms']['median'] / ours['latency_ms']['median']:.2f}"
+    assert cells["energy"] == f"{naive['energy']['joules_per_image'] / ours['energy']['joules_per_image']:.2f}"
+    assert (cells["paper: time"], cells["paper: energy"]) == ("13.4", "13.4")
+    assert cells["time, both compiled"] == "–"
+
+
+def test_resolutions_are_sorted_by_the_largest(content):
+    """Rows without a time at the largest sizes come last."""
+    content = copy.deepcopy(content)
+    del content["rows"][Case("soft", size=(2048, 2048), **FOUR).key]["latency_ms"]
+    table = bench_documents.resolution_table(content)
+    assert table.columns[-1] == "9216², ms"
+    names = [row[0] for row in table.rows]
+    assert names.index("Linear-InfSA") < names.index("softmax, unfused") < names.index("SOFT")
 
 
 def test_failures_are_words_in_the_tables(content):

@@ -46,6 +46,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "200": "the paper's watts",
         "300": "the paper's watts",
         "59": "the paper's",
+        "40": "the paper's gigabytes",
         "95": "confidence",
     },
     "kernels.md": {"8.0": "a GPU", "8.6": "a GPU", "3.6": "a version of Triton", "3.9": "a version of Triton"},

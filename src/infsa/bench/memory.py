@@ -82,7 +82,8 @@ def cap_memory(device: torch.device, cap: int) -> None:
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+        index = torch.cuda.current_device() if device.index is None else device.index  # torch 2.11 asks for one
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), index)
         return
     now = _resident("VmSize")
     if now is None:

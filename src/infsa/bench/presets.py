@@ -76,9 +76,9 @@ def table1() -> Plan:
     others = (*FUSED, fast_pure(), *PEERS, "softmax-naive")
     return [
         group(names, 1024, energy=names, **FOUR),
-        group(linear, 9216, **FOUR),
-        group(linear, 4096, mode="train", **FOUR),
-        group(linear, 9216, **DEEP),
+        group(linear, 9216, energy=linear, **FOUR),
+        group(linear, 4096, mode="train", energy=linear, **FOUR),
+        group(linear, 9216, energy=linear, **DEEP),
         group(names, 512, mode="train", energy=few[:3], **FOUR),
         group(names, 1024, energy=few, **DEEP),
         group(names, 512, mode="train", **DEEP),
@@ -106,6 +106,8 @@ def resolution() -> Plan:
     plan += [group(quick, 4096, **FOUR)]
     layer: dict[str, Any] = {"part": "attention", "depth": 1, "heads": 64}
     plan += [group(quick, side, **layer) for side in (1024, 4096, 2048, 3072, 1536)]
+    linear = ("infsa_linear", *PEERS)  # until now, what every call costs hides how they grow
+    plan += [group(linear, side, **layer) for side in (8192, 12288, 6144)]
     plan += [group(names, side, mode="train", **FOUR) for side in (1024, 224, 512)]
     plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]
     plan += [group(FUSED, side, **VIT_B) for side in (224, 512, 1024, 2048)]
@@ -125,7 +127,7 @@ def limits() -> Plan:
 
 
 def compiled() -> Plan:
-    """What the table leaves out: softmax compiled in training at 4096²; the deep models and the peers at 1024².
+    """What the table leaves out: softmax compiled in training at 4096²; other sizes; deep models and peers at 1024².
 
     Example:
         >>> compiled()[0][0].compile
@@ -133,6 +135,7 @@ def compiled() -> Plan:
     """
     return [
         group(("softmax",), 4096, mode="train", compile="default", **FOUR),
+        *(group(compiled_names(), side, compile="reduce-overhead", **FOUR) for side in (512, 2048, 224)),
         group(compiled_names(), 1024, compile="reduce-overhead", **DEEP),
         group(PEERS, 1024, compile="reduce-overhead", **FOUR),
     ]

@@ -10,6 +10,7 @@ from .flops import flop_crossover
 Row = dict[str, Any]
 CLAIMED = {"N² d": 2.0, "N d²": 1.0, "N d": 1.0, "N": 1.0}  # exponent of N
 CONFIDENCE = 0.95
+LARGEST = 3  # sizes that show how a mechanism grows in the end
 
 
 class Slope(NamedTuple):
@@ -97,13 +98,16 @@ def groups_of_sizes(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: found for name, found in groups.items() if len({row["tokens"] for row in found}) >= 3}
 
 
-def slopes(rows: Iterable[Row]) -> dict[str, Slope | None]:
+def slopes(rows: Iterable[Row], largest: int | None = None) -> dict[str, Slope | None]:
     """The exponent of time, by mechanism, among rows that differ in mechanism and size only.
 
+    ``largest``: among so many of the largest sizes, where what every call costs, such as launches, weighs least.
+
     Example:
-        >>> slopes(rows)["infsa_linear"]
+        >>> slopes(rows, largest=3)["infsa_linear"]
     """
-    return {name: slope(*zip(*points, strict=True)) for name, points in series(rows, median).items()}
+    points = {name: found[-largest:] if largest else found for name, found in series(rows, median).items()}
+    return {name: slope(*zip(*found, strict=True)) for name, found in points.items()}
 
 
 def memory_slopes(rows: Iterable[Row]) -> dict[str, Slope | None]:

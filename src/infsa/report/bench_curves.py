@@ -6,7 +6,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench.cases import VARIANTS
-from ..bench.scaling import activation_bytes, finished, groups_of_sizes, median, memory_slopes, series, slopes
+from ..bench.scaling import (
+    LARGEST,
+    activation_bytes,
+    finished,
+    groups_of_sizes,
+    median,
+    memory_slopes,
+    series,
+    slopes,
+)
 from .bench_style import COLOURS, CONFIGS, Content, Row, line_style, logarithmic
 from .figures import GREY, INK
 from .training import tidy
@@ -99,6 +108,8 @@ def speedups(content: Content) -> Figure | None:
 def growth(content: Content) -> Figure | None:
     """Time and memory against N for every series of three sizes or more of a single layer, with the slopes.
 
+    That of time is over the largest sizes.
+
     Example:
         >>> growth(content)
     """
@@ -110,7 +121,7 @@ def growth(content: Content) -> Figure | None:
     panels = figure.subplots(len(groups), 2, squeeze=False)
     for (title, rows), (left, right) in zip(groups.items(), panels, strict=True):
         time, memory = series(rows, median), series(rows, lambda row: mebibytes(activation_bytes(row)))
-        for axes, found, fits in ((left, time, slopes(rows)), (right, memory, memory_slopes(rows))):
+        for axes, found, fits in ((left, time, slopes(rows, LARGEST)), (right, memory, memory_slopes(rows))):
             for name in (name for name in VARIANTS if name in found):
                 fitted = fits.get(name)
                 text = VARIANTS[name].label + (f": N^{fitted.value:.2f}" if fitted else "")
@@ -120,7 +131,7 @@ def growth(content: Content) -> Figure | None:
             axes.set_xlabel("tokens N")
             axes.legend(frameon=False, fontsize=7, loc="upper left")
             tidy(axes)
-        left.set_title(f"time: {title}", fontsize=10)
+        left.set_title(f"time: {title}; exponents over the {LARGEST} largest sizes", fontsize=10)
         left.set_ylabel("milliseconds")
         right.set_title("peak memory beyond the weights", fontsize=10)
         right.set_ylabel("MiB")

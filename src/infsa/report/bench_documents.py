@@ -11,6 +11,8 @@ from .quality_tables import Rows
 Row = dict[str, Any]
 Content = dict[str, Any]
 CONFIGS: dict[str, dict[str, Any]] = {"24L-16H": DEEP, "4L-64H": FOUR}
+CROSSED = (("infer", "none"), ("infer", "reduce-overhead"), ("train", "none"))
+SIDES = (224, 512, 1024, 2048, 4096, 9216)
 # the paper's Table 1: training at 512² and inference at 1024² in ms, energy of inference in J, on an A100
 PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
     "24L-16H": {
@@ -109,7 +111,9 @@ def compiled_table(content: Content) -> Rows:
 
 
 def crossover_table(content: Content) -> Rows:
-    """From which N on Linear-InfSA is faster than others in the same model, measured, in inference and training.
+    """From which N on Linear-InfSA is faster than others in the same model, measured.
+
+    In inference, as it comes and compiled with CUDA graphs, and in training.
 
     Example:
         >>> crossover_table(read_results("bench.json")).columns[0]
@@ -117,8 +121,8 @@ def crossover_table(content: Content) -> Rows:
     """
     found: dict[str, list[str]] = {}
     rows = content["rows"].values()
-    for mode in ("infer", "train"):
-        same = finished(rows, mode=mode, part="model", compile="none", batch=1, **FOUR, width=1024)
+    for column, (mode, compiled) in enumerate(CROSSED):
+        same = finished(rows, mode=mode, part="model", compile=compiled, batch=1, **FOUR, width=1024)
         points = series((row for row in same if row["case"]["size"][0] == row["case"]["size"][1]), median)
         ours = points.pop("infsa_linear", [])
         for name, theirs in points.items():
@@ -128,9 +132,58 @@ def crossover_table(content: Content) -> Rows:
             first = min(dict(ours).keys() & dict(theirs).keys())
             text = "not reached" if tokens is None else f"{tokens:,.0f} ({16 * tokens**0.5:.0f}²)"
             text = "every size measured" if tokens == first else text
-            found.setdefault(name, [NONE, NONE])[mode == "train"] = text
+            found.setdefault(name, [NONE] * len(CROSSED))[column] = text
     lines = [[VARIANTS[name].label, *found[name]] for name in VARIANTS if name in found]
-    return Rows(["against", "inference, from N", "training, from N"], lines)
+    return Rows(["against", "inference, from N", "inference, compiled, from N", "training, from N"], lines)
+
+
+def resolution_table(content: Content) -> Rows:
+    """Inference of the 4-layer models at growing sizes, the fastest at the largest size first.
+
+    Example:
+        >>> resolution_table(read_results("bench.json")).columns[0]
+        'mechanism'
+    """
+    found = {name: [find(content, name, size=(side, side), **FOUR) for side in SIDES] for name in VARIANTS}
+    found = {name: rows for name, rows in found.items() if sum("latency_ms" in (row or {}) for row in rows) > 2}
+    worst = float("inf")
+    times = {name: [median(row) if row and "latency_ms" in row else worst for row in found[name]] for name in found}
+    order = sorted(found, key=lambda name: times[name][::-1])
+    lines = [[VARIANTS[name].label, *map(_cell, found[name])] for name in order]
+    return Rows(["mechanism", *(f"{side}², ms" for side in SIDES)], lines)
+
+
+def claim_table(content: Content) -> Rows:
+    """How many times better Linear-InfSA is at 1024² in 4 layers than others: time, energy, memory; and in the paper.
+
+    Example:
+        >>> claim_table(read_results("bench.json")).columns[0]
+        'Linear-InfSA, 4L-64H, 1024², times better than'
+    """
+    size, printed = (1024, 1024), PAPER["4L-64H"]
+    ours = find(content, "infsa_linear", size=size, **FOUR)
+    graph = find(content, "infsa_linear", size=size, compile="reduce-overhead", **FOUR)
+    lines = []
+    for name, variant in VARIANTS.items():
+        theirs = find(content, name, size=size, **FOUR)
+        compiled = find(content, name, size=size, compile="reduce-overhead", **FOUR)
+        if name == "infsa_linear" or not (theirs or compiled):
+            continue
+        paper = [f"{printed[name][i] / printed['infsa_linear'][i]:.1f}" if name in printed else NONE for i in (1, 2)]
+        lines.append([
+            variant.label, _times(theirs, ours), _times(compiled, graph), _ratio(_joules(theirs), _joules(ours)),
+            _ratio((theirs or {}).get("peak_bytes"), (ours or {}).get("peak_bytes")), *paper,
+        ])  # fmt: skip
+    first = "Linear-InfSA, 4L-64H, 1024², times better than"
+    return Rows([first, "time", "time, both compiled", "energy", "memory", "paper: time", "paper: energy"], lines)
+
+
+def _joules(row: Row | None) -> float | None:
+    return (row or {}).get("energy", {}).get("joules_per_image")
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return NONE if a is None or b is None else f"{a / b:.2f}"
 
 
 def _cell(row: Row | None) -> str:
@@ -138,9 +191,8 @@ def _cell(row: Row | None) -> str:
 
 
 def _times(base: Row | None, row: Row | None) -> str:
-    if base is None or row is None or "latency_ms" not in base or "latency_ms" not in row:
-        return NONE
-    return f"{median(base) / median(row):.2f}"
+    known = [None if found is None or "latency_ms" not in found else median(found) for found in (base, row)]
+    return _ratio(*known)
 
 
 def _limit(content: Content, name: str, fields: Row) -> str:

@@ -157,8 +157,8 @@ def depths(content: Content) -> Figure | None:
                 axes.bar([place + shift for place in kept], list(kept.values()), 0.38, color=colour, label=label)
         axes.set_xticks(range(len(names)), [VARIANTS[n].label for n in names], rotation=40, ha="right", fontsize=8)
         logarithmic(axes.yaxis)
-        axes.set_title(title, fontsize=10)
-        axes.legend(frameon=False)
+        axes.set_title(title, fontsize=10, loc="right")
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, fontsize=9)
         tidy(axes)
     return figure
 

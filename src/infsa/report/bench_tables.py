@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..bench.cases import VARIANTS, read_case
-from ..bench.scaling import CLAIMED, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
+from ..bench.scaling import CLAIMED, LARGEST, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
 from .quality_tables import Rows
 
 Row = dict[str, Any]
@@ -139,16 +139,16 @@ def slope_table(rows: Sequence[Row]) -> Rows:
         'sizes'
     """
     lines = []
-    times, memories = slopes(rows), memory_slopes(rows)
+    times, ends, memories = slopes(rows), slopes(rows, LARGEST), memory_slopes(rows)
     labels = {row["case"]["mechanism"]: row for row in in_order(rows)}
     for name, row in labels.items():
         found = times.get(name)
         if found is None:
             continue
         claimed = f"O({row['tier']}): {CLAIMED[row['tier']]:.0f}"
-        cells = [row["label"], claimed, interval(found), interval(memories.get(name)), str(found.points)]
+        cells = [row["label"], claimed, *map(interval, (found, ends[name], memories.get(name))), str(found.points)]
         lines.append(cells)
-    return Rows(["mechanism", "claimed", "time ~ N^", "memory ~ N^", "sizes"], lines)
+    return Rows(["mechanism", "claimed", "time ~ N^", f"{LARGEST} largest sizes", "memory ~ N^", "sizes"], lines)
 
 
 def slope_tables(content: Content) -> dict[str, Rows]:
