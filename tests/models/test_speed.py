@@ -11,7 +11,7 @@ from torch import nn
 import infsa
 from infsa.models import embedding, fast, speed
 from infsa.models.block import Block
-from infsa.models.embedding import cubic_matrix, embed_by_product
+from infsa.models.embedding import cubic_cells, embed_by_product
 from infsa.models.gelu import HALF, half_gelu
 from infsa.models.rounding import Fp8Linear, round_rows
 
@@ -66,12 +66,25 @@ def test_patches_are_embedded_by_one_product(options):
     assert heard, "a hook on the convolution is still called"
 
 
+def halves(dtype=torch.bfloat16, **options):
+    """A model whose positions are resized by the product that embeds its patches."""
+    return small(dtype=dtype, **{"patch_size": 16, "img_size": 48, **options})
+
+
+@pytest.fixture
+def resized(monkeypatch):
+    """Grids that the product has resized positions to."""
+    seen = []
+    monkeypatch.setattr(embedding, "cubic_cells", lambda *a: seen.append(a[1]) or cubic_cells(*a))
+    return seen
+
+
 @pytest.mark.parametrize("options", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str)
-@pytest.mark.parametrize("size", [(24, 40), (16, 64), (32, 16)], ids=str)
+@pytest.mark.parametrize("size", [(48, 80), (32, 128), (64, 32), (16, 16)], ids=str)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_positions_of_one_image_are_resized_by_the_same_product(dtype, size, options):
+def test_positions_of_one_image_are_resized_by_the_same_product(dtype, size, options, resized):
     """Values and gradients of everything that takes part, no further from float64 than the model's own."""
-    model, x = small(dtype=dtype, **options), images(dtype, size)[:1]
+    model, x = halves(dtype, **options), images(dtype, size, batch=1)
     exact = copy.deepcopy(model).double()
     found, plain, wanted = (
         with_gradients(way, m, z)
@@ -80,8 +93,38 @@ def test_positions_of_one_image_are_resized_by_the_same_product(dtype, size, opt
     for f, p, w in zip(found, plain, wanted, strict=True):
         assert (f.double() - w).norm() <= 1.5 * (p.double() - w).norm() + 1e-6 * w.norm()
     with torch.no_grad():
-        model.pos_embed[:, -1] += 1
+        model.pos_embed += 1
     assert not torch.equal(embed_by_product(model, x), found[0]), "a changed table is seen at once"
+    assert len(resized) == 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("table", ["constant", "checkerboard"])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@torch.no_grad()
+def test_cubic_weights_lose_nothing_in_half_precision(dtype, table, compiled, resized):
+    """Halved, enlarged and uneven grids, tables much larger than patches; compiled code drops casts to and fro."""
+    model = halves(dtype, img_size=224)
+    signs = torch.ones(14, 14) if table == "constant" else 1 - 2.0 * (torch.arange(14)[:, None] + torch.arange(14) & 1)
+    model.pos_embed[:, 1:] = 100 * signs.flatten()[:, None] * torch.randn(model.embed_dim)
+    way = torch.compile(embed_by_product, dynamic=False) if compiled else embed_by_product
+    for size in ((112, 112), (448, 448), (112, 1024))[: 1 if compiled else 3]:
+        x = images(dtype, size, batch=1)
+        exact = own(copy.deepcopy(model).double(), x.double())
+        ours, plain = ((f(model, x).double() - exact).norm() for f in (way, own))
+        assert ours <= 1.05 * plain
+    assert resized
+
+
+def test_a_model_with_positions_of_its_own_keeps_them(resized):
+    class Doubled(infsa.models.InfViT):
+        def positions(self, grid):
+            return 2 * super().positions(grid)
+
+    model, x = halves(), images(torch.bfloat16, (48, 80), batch=1)
+    model.__class__ = Doubled
+    torch.testing.assert_close(embed_by_product(model, x), own(model, x), rtol=0.02, atol=0.02)
+    assert not resized
 
 
 def own(model, x):
@@ -95,15 +138,20 @@ def with_gradients(way, model, x):
     return [y, *torch.autograd.grad(y.double().square().sum(), parts)]
 
 
-def test_a_large_table_a_batch_and_single_precision_resize_positions_by_themselves(monkeypatch):
-    resized = []
-    monkeypatch.setattr(embedding, "cubic_matrix", lambda *a: resized.append(a) or cubic_matrix(*a))
-    model, x = small(dtype=torch.bfloat16), images(torch.bfloat16, (24, 40))
-    embed_by_product(model, x)
-    embed_by_product(small(dtype=torch.float32), images(torch.float32, (24, 40))[:1])
-    embed_by_product(model, images(torch.bfloat16, model.patch_embed.img_size)[:1])
-    monkeypatch.setattr(embedding, "MOST_CELLS", 1)
-    embed_by_product(model, x[:1])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, {"batch": 2}),
+        ({"dtype": torch.float32}, {"dtype": torch.float32}),
+        ({}, {"size": (48, 48)}),  # as they are
+        ({"img_size": (16, 528)}, {}),  # 1 x 33 cells, filled up to 16 x 48
+        ({"patch_size": 8}, {}),
+    ],
+    ids=["batch", "single precision", "base grid", "long grid", "small patches"],
+)
+def test_other_models_and_images_resize_positions_by_themselves(options, kind, resized):
+    model, x = halves(**options), images(**{"dtype": torch.bfloat16, "size": (48, 80), "batch": 1, **kind})
+    torch.testing.assert_close(embed_by_product(model, x), own(model, x), rtol=0.03, atol=0.03)
     assert not resized
 
 

@@ -9,8 +9,9 @@ from .gelu import HALF
 from .infvit import InfViT
 from .positions import base_coordinates, cubic_weights
 
-MOST_CELLS = 256  # of the base grid: more would make the product longer than resizing by itself takes
+MOST_CELLS = 256  # of the base grid, filled up: more would make the product longer than resizing by itself takes
 STEP = 16  # numbers that GPUs take at a time in such a product; both axes of the base grid are filled up to it
+OWN = ("positions", "with_positions", "with_prefix")  # what a subclass must not have changed
 
 
 def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
@@ -18,7 +19,8 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
 
     A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them. A
     resized position is a product too, of cubic weights with the table: in half precision the weights stand beside
-    the patch's pixels, the table beside the convolution's weight, and what is added is rounded once, with the sum.
+    the patch's pixels, the table beside the convolution's weight. Both do so twice, for the leading bits of the cubic
+    weights and for the others, so that only the sum of patch and position is rounded.
 
     Example:
         >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
@@ -31,37 +33,49 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
     x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
     x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
-    x = x.flatten(3).flatten(1, 2)  # (B, h·w, C · rows · columns)
+    x = x.flatten(3, 4).flatten(1, 2)  # (B, h·w, C · rows, columns)
     weight, bias = convolution.weight.flatten(1), convolution.bias
     table = _alongside(model, x, grid)
     if table is None:
-        return model.with_positions(layer.norm(nn.functional.linear(x, weight, bias)), grid)
+        return model.with_positions(layer.norm(nn.functional.linear(x.flatten(2), weight, bias)), grid)
     prefix, (rows, columns) = model.num_prefix_tokens, layer.grid_size
     spare = (0, -columns % STEP, 0, -rows % STEP)
-    x = torch.cat([x[0], cubic_matrix(layer.grid_size, grid, x.device).to(x.dtype)], 1)
+    cubic = cubic_cells(layer.grid_size, grid, x.device)
+    high = _cut(cubic, x.dtype)
+    steps = [part.to(x.dtype).unflatten(2, (-1, STEP)).flatten(1, 2) for part in (x[0], high, cubic - high)]
+    x = torch.cat(steps, 1).flatten(1)  # laid side by side in whole steps, compiled code reads each at once
     cells = nn.functional.pad(table[0, prefix:].T.unflatten(1, layer.grid_size), spare).flatten(1)  # (D, cells)
-    patches = nn.functional.linear(x, torch.cat([weight, cells], 1), bias)
+    patches = nn.functional.linear(x, torch.cat([weight, cells, cells], 1), bias)
     return model.with_prefix(patches.unsqueeze(0), table[:, :prefix])
 
 
-def cubic_matrix(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The matrix that resizes positions bicubically from a base grid: (h·w, h0·w0), float32, h0 and w0 filled up.
+def cubic_cells(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
+    """The weights that resize positions bicubically from a base grid: (h·w, h0, w0), float32, h0 and w0 filled up.
 
     Example:
-        >>> cubic_matrix((2, 2), (3, 3), torch.device("cpu")).shape
-        torch.Size([9, 256])
+        >>> cubic_cells((2, 2), (3, 3), torch.device("cpu")).shape
+        torch.Size([9, 16, 16])
     """
     axes = zip(grid, base, strict=True)
     weights = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
     down, across = (nn.functional.pad(w, (0, -w.shape[1] % STEP)) for w in weights)
-    return (down[:, None, :, None] * across[None, :, None, :]).flatten(2).flatten(0, 1)
+    return (down[:, None, :, None] * across[None, :, None, :]).flatten(0, 1)
+
+
+def _cut(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The leading bits of float32 numbers, as many as a half type holds; a compiler may leave out a cast to and fro."""
+    kept = -(2 ** (16 if dtype == torch.bfloat16 else 13))
+    return (x.view(torch.int32) & kept).view(torch.float32)
 
 
 def _alongside(model: InfViT, x: Tensor, grid: tuple[int, int]) -> Tensor | None:
     """The learned positions, if they are to be resized for one image, in half precision and from few cells."""
     layer, table = model.patch_embed, model.pos_embed
     (rows, columns), weight = layer.grid_size, layer.proj.weight
-    if table is None or rows * columns > MOST_CELLS or not isinstance(layer.norm, nn.Identity):
+    cells = (rows + -rows % STEP) * (columns + -columns % STEP)
+    if table is None or cells > MOST_CELLS or x.shape[3] % STEP or not isinstance(layer.norm, nn.Identity):
+        return None
+    if any(getattr(type(model), name) is not getattr(InfViT, name) or name in vars(model) for name in OWN):
         return None
     as_it_is = statically_known_true(grid[0] == rows) and statically_known_true(grid[1] == columns)
     plain = all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype for t in (table, weight))
