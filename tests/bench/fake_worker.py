@@ -55,8 +55,18 @@ JOBS = {
     "probe": probe,
 }
 
+
+def die_once(kind):
+    """Killed at the first job of the kind that FAKE_DIES names, with a file that remembers it."""
+    name, _, path = os.environ.get("FAKE_DIES", "").partition(":")
+    if name == kind and not os.path.exists(path):
+        open(path, "w").close()
+        os.kill(os.getpid(), 9)
+
+
 sys.stdin.readline()
 print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
     job = json.loads(line)
+    die_once(job["job"])
     print(json.dumps(JOBS[job["job"]](job)), flush=True)

@@ -129,6 +129,32 @@ def test_a_worker_that_does_not_start_is_an_error(tmp_path):
         run([cases("infsa_linear")], tmp_path / "r.json", command=("false",))
 
 
+@pytest.mark.parametrize("kind", ["energy", "sample", "prepare"])
+def test_a_worker_that_dies_takes_no_number_with_it(kind, tmp_path, monkeypatch):
+    """A finished row is asked for more, and the worker is killed on the way."""
+    path = tmp_path / "r.json"
+    (before,) = run([cases("infsa_linear")], path)["rows"].values()
+    assert before["status"] == "done"
+    monkeypatch.setenv("FAKE_DIES", f"{kind}:{tmp_path / 'dead'}")
+    (after,) = run([cases("infsa_linear", energy=True)], path)["rows"].values()
+    assert after["status"] == "failed"
+    assert "SIGKILL" in after["reason"]
+    assert after["latency_ms"]["median"] == before["latency_ms"]["median"]
+    assert after["peak_bytes"] == before["peak_bytes"]
+    (again,) = run([cases("infsa_linear", energy=True)], path, retry=True)["rows"].values()
+    assert again["status"] == "done"
+    assert again["energy"]["joules_per_image"] == 5.0
+
+
+def test_a_search_is_not_misled_by_one_death(tmp_path, monkeypatch):
+    plan = [cases("infsa_linear", limit=True)]
+    expected = next(iter(run(plan, tmp_path / "a.json")["rows"].values()))["limit"]["side"]
+    monkeypatch.setenv("FAKE_DIES", f"probe:{tmp_path / 'dead'}")
+    (row,) = run(plan, tmp_path / "b.json")["rows"].values()
+    assert (tmp_path / "dead").exists()
+    assert row["limit"]["side"] == expected
+
+
 def test_a_limit_row_names_the_resource(tmp_path):
     plan = [cases("softmax-naive", limit=True), cases("infsa_linear", limit=True)]
     rows = rows_by_name(run(plan, tmp_path / "r.json", tolerance=0.0))

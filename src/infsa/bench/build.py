@@ -14,9 +14,8 @@ from ..models import InfViT
 from ..nn.infsa import merge_heads
 from ..nn.peers import SoftmaxAttention, create_attention
 from ..nn.peers.layout import Layout
-from .cases import Case
+from .cases import BASE, Case
 
-BASE = 224  # pixels: the resolution that learned tables are made for, as in training
 CLASSES = 1000
 
 

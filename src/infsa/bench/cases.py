@@ -11,6 +11,7 @@ from ..ops.validate import check_count
 
 DTYPES = ("float32", "bfloat16", "float16")
 COMPILE = ("none", "default", "reduce-overhead")
+BASE = 224  # pixels: the resolution that learned tables are made for, as in training
 MODES = ("infer", "train")
 PARTS = ("model", "attention")
 WIDTH, PATCH = 1024, 16  # of the paper's models
@@ -81,6 +82,8 @@ class Case:
             check_choice(name, getattr(self, name), choices)
         for name in ("depth", "heads", "batch", "width", "patch"):
             check_count(getattr(self, name), name)
+        if self.patch > BASE:
+            raise ValueError(f"patch may be {BASE} at most, the size that tables are made for, got {self.patch}")
         if self.width % self.heads:
             raise ValueError(f"heads must divide the width {self.width}, got {self.heads}")
         if len(self.size) != 2 or any(side < self.patch or side % self.patch for side in self.size):

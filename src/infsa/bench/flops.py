@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from .build import BASE, CLASSES, build_module, make_call
-from .cases import Case
+from .build import CLASSES, build_module, make_call
+from .cases import BASE, Case
 
 
 class Count(NamedTuple):

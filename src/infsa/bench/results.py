@@ -16,6 +16,7 @@ from .timing import describe
 FORMAT = 1
 SAME = ("gpu", "torch", "infsa")  # what rows of one file must have in common; without a GPU the processor too
 Row = dict[str, Any]
+NOT_NUMBERS = ("case", "status", "reason", "ran_out", "machine")  # of a row
 COLUMNS = (
     "key", "mechanism", "config", "part", "mode", "height", "width_px", "tokens", "batch", "dtype", "compile",
     "status", "reason", "parameters", "macs", "flops", "attention_macs", "median_ms", "p25_ms", "p75_ms", "count",
@@ -81,6 +82,12 @@ class Results:
         failed = status == "not run" and before.get("status") == "failed"
         if not failed and not before.keys() & {"latency_ms", "limit"}:
             self.put(case, status, reason=reason)
+
+    def fail(self, case: Case, reason: str, ran_out: str | None, **fields: Any) -> None:
+        """Say why a row came to nothing, or to nothing more: numbers that it has stay."""
+        before = self.rows.get(case.key, {})
+        numbers = {name: value for name, value in before.items() if "latency_ms" in before and name not in NOT_NUMBERS}
+        self.put(case, "failed", **{**numbers, **fields, "reason": reason, "ran_out": ran_out})
 
     def save(self) -> None:
         """Write both files."""

@@ -35,7 +35,7 @@ class Settings:
         if self.budget is not None and not self.budget >= 0:
             raise ValueError(f"budget must be 0 or more seconds, got {self.budget!r}")
         if self.cap is not None and self.cap < 1:
-            raise ValueError(f"a memory cap must be positive, got {self.cap!r} bytes")
+            raise ValueError(f"a memory cap must be positive, got {self.cap / 2**30:g} GiB")
 
     @property
     def terms(self) -> dict[str, Any]:

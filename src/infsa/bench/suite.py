@@ -208,6 +208,8 @@ class Suite:
             self._skip(entry.case)
             return False
         if "failed" in answer:
+            if entry.rounds:
+                self._put(entry, "partial")
             self._fail(entry.case, answer, entry.counts)
             return False
         if job["job"] == "energy":
@@ -226,7 +228,7 @@ class Suite:
 
     def _fail(self, case: Case, answer: Row, fields: Row) -> None:
         self.done += 1
-        self.results.put(case, "failed", reason=answer["failed"], ran_out=answer["ran_out"], **fields)
+        self.results.fail(case, answer["failed"], answer["ran_out"], **fields)
 
     def _skip(self, case: Case) -> None:
         """No time for a row, or for the rest of it: what it has is kept, and the next run measures it."""
@@ -277,6 +279,8 @@ class Suite:
         seconds = self.settings.limit_seconds
         job = {"job": "probe", "seconds": seconds, "case": replace(case.at(side), limit=False).as_dict()}
         answer = self._ask(self.searcher, job, BUILD + 4 * seconds)
+        if answer.get("died") and answer["ran_out"] != "time":  # of its size, or of something else?
+            answer = self._ask(self.searcher, job, BUILD + 4 * seconds)
         if "failed" in answer:
             return answer["ran_out"] or f"{ERROR}{answer['failed']}"
         times[side] = answer["seconds"]
@@ -284,5 +288,10 @@ class Suite:
 
     def _put_limit(self, case: Case, status: str, probes: Probes, ran_out: str | None = None, **fields: Any) -> None:
         side = max((side for side, lacking in probes.items() if lacking is None), default=0)
-        limit = {"side": side, "tokens": 1 + (side // case.patch) ** 2, "ran_out": ran_out, **self.settings.terms}
+        limit = {
+            "side": side,
+            "tokens": 1 + (side // case.patch) ** 2 if side else 0,
+            "ran_out": ran_out,
+            **self.settings.terms,
+        }
         self.results.put(case, status, limit={**limit, "probes": [list(probe) for probe in probes.items()]}, **fields)

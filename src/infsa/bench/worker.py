@@ -18,8 +18,8 @@ from typing import Any, TextIO
 import torch
 
 from ..provenance import provenance
-from .build import BASE, Built, build
-from .cases import Case, read_case
+from .build import Built, build
+from .cases import BASE, Case, read_case
 from .energy import Gpu, Meter, find_meter, open_gpu
 from .flops import weights_bytes
 from .memory import cap_memory, explain, peak, reset_peak, resource_of, settle, used

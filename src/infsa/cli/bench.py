@@ -1,6 +1,7 @@
 """``infsa bench``: speed, memory, energy and multiply-adds of the compared mechanisms."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ def bench(
         show_comparison(*compare, as_json)
         return
     where = chosen_device(device)
+    if memory_cap is not None and not math.isfinite(memory_cap):
+        raise typer.BadParameter(f"--memory-cap must be a number of GiB, got {memory_cap}")
     chosen: dict[str, Any] = {
         "seconds": seconds, "rounds": rounds, "budget": budget, "limit_seconds": time_limit, "retry": retry,
         "cap": None if memory_cap is None else int(memory_cap * 2**30),
