@@ -58,6 +58,26 @@ def test_the_first_screen_makes_sense(page):
     assert all(image.get_attribute("alt") for image in page.locator("#map img").all())
 
 
+def test_what_is_chosen_while_the_server_is_busy_is_shown_in_the_end(browser, address):
+    """Visitors who change their mind at once: every page ends with the picture that it says."""
+    contexts = [browser.new_context(viewport={"width": 1280, "height": 800}) for _ in range(5)]
+    pages = [context.new_page() for context in contexts]
+    try:
+        for page in pages:
+            page.set_default_timeout(3 * WAIT)
+            page.goto(address)
+        for page in pages:
+            page.wait_for_selector("#map figure")
+        for page in pages:
+            for name in ("Rocket", "Portrait"):
+                page.get_by_text(name, exact=True).first.click()
+        for page in pages:
+            page.locator("#map").get_by_text("512 × 600").first.wait_for()  # its size, and no other one
+    finally:
+        for context in contexts:
+            context.close()
+
+
 def test_upload_then_remove_patches(page, tmp_path):
     photograph(120, 80, seed=3).save(tmp_path / "mine.png")
     drop(page, tmp_path / "mine.png")

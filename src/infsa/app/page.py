@@ -126,7 +126,10 @@ def _picture_tab(page: gr.Blocks) -> None:
         "fn": told(show), "inputs": inputs, "outputs": outputs, "trigger_mode": "always_last",
         "show_progress": "minimal", "concurrency_id": "look", "concurrency_limit": 2,
     }  # fmt: skip
-    quick: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "look", "concurrency_limit": 2}
+    quick: dict[str, Any] = {
+        "trigger_mode": "always_last",  # what was chosen while the server was busy is not forgotten
+        "show_progress": "hidden", "concurrency_id": "look", "concurrency_limit": 2,
+    }  # fmt: skip
 
     def chosen(name: str | None) -> Any:
         if name is None:
@@ -150,7 +153,7 @@ def _picture_tab(page: gr.Blocks) -> None:
         opened = tab.select(lambda name=name: name, None, active, api_visibility="private", queue=False)
         done.append(opened.success(api_visibility="private", **work))
     here = (told(step), [active, curves, percent], removal_html)
-    percent.input(*here, api_name="step", trigger_mode="always_last", **quick)
+    percent.input(*here, api_name="step", **quick)
     for before in done:
         before.success(*here, api_visibility="private", **quick)
 
