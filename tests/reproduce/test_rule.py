@@ -67,3 +67,12 @@ def test_an_unknown_kind_is_refused():
 
 def test_the_rule_names_every_verdict():
     assert all(verdict in " ".join(RULE) for verdict in VERDICTS)
+
+
+def test_a_value_that_means_nothing_elsewhere_is_not_judged_by_chance():
+    reading = Reading(4.33, conditions="another GPU", needs="an A100", comparable=False)
+    assert judge(Claim("time", "value", 4.33, None), reading) == (UNCHECKED, "needs an A100")
+    assert judge(Claim("speed-up", "ratio", 13.4, None), Reading(7.9, same=True)) == (
+        DIRECTION,
+        "79 % of the logarithm",
+    )

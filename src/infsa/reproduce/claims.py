@@ -27,8 +27,10 @@ RULE = (
     "A statement is reproduced if it holds under the paper's conditions, direction only if it holds under others, and "
     "not reproduced if a single measurement contradicts it.",
     "A ratio of two times of one run, at the paper's resolution, depth, heads and batch, counts as measured under its "
-    "conditions on any GPU; a time or an energy by itself only on the paper's. The error of a time is that of the "
-    "rounds of its run; a count has none.",
+    "conditions on any GPU; a time or an energy by itself only on the paper's, even if it agrees. Models are timed as "
+    "they come, not compiled and without the paper's extra layers; where their rounds differ, the host that launches "
+    "the kernels had a part in it. The error of a time is that of its rounds, and an energy is given that of its time; "
+    "a count has none.",
     "Whatever has no measurement cannot be checked here; the ledger says what it needs.",
 )
 
@@ -51,6 +53,7 @@ class Reading:
     same: bool = False  # the paper's conditions, in everything that the claim depends on
     file: str = ""  # the result file; empty if it was computed
     needs: str = ""  # what the paper's own conditions would take
+    comparable: bool = True  # whether agreement under other conditions says anything
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,15 @@ def _best(reading: Reading) -> str:
 def _judge_value(claim: Claim, reading: Reading) -> tuple[str, str]:
     assert claim.paper is not None
     allowed = max(claim.tolerance, NOISE * reading.error)
+    elsewhere = f"needs {reading.needs or 'the conditions of the paper'}"
+    if not (reading.same or reading.comparable):
+        return UNCHECKED, elsewhere
     if abs(reading.value - claim.paper) <= allowed * (1 + 1e-9):
         return _best(reading), f"within {_short(allowed)}"
     if reading.same:
         times = f"{_short(reading.value / claim.paper)} times the paper's value" if claim.paper else "not 0"
         return NOT, times
-    return UNCHECKED, f"needs {reading.needs or 'the conditions of the paper'}"
+    return UNCHECKED, elsewhere
 
 
 def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
@@ -114,7 +120,7 @@ def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     if claim.paper is None:
         return DIRECTION, "the paper gives no number"
     share = ours / (math.log(claim.paper) if ratio else claim.paper)
-    reason = f"{share:.0%}".replace("%", " %") + (" of the logarithm" if ratio else " of the effect")
+    reason = f"{math.floor(100 * share + 1e-9)} %" + (" of the logarithm" if ratio else " of the effect")
     return (REPRODUCED if reading.same and share >= SHARE else DIRECTION), reason
 
 
