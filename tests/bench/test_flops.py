@@ -92,7 +92,7 @@ def test_the_crossover_is_where_the_curves_meet():
 def test_the_papers_crossover_does_not_follow_from_its_figures():
     found = paper_crossover()
     assert found["vit_b"] == 16  # cheaper at every size
-    n = (found["paper_figures"] / 16) ** 2
+    n = (found["paper_macs"] / 16) ** 2
     vit_b = formula(Case("softmax", 12, 12, (224, 224), width=768))
     assert vit_b < 59e9
     assert 59e9 / 196 * n == pytest.approx(12 * (12 * n * 768**2 + 2 * n * n * 768), rel=1e-2)

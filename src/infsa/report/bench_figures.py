@@ -136,7 +136,7 @@ def tiers(content: Content) -> Figure | None:
 
 
 def depths(content: Content) -> Figure | None:
-    """4 layers of 64 heads beside 24 layers of 16: throughput and energy.
+    """4 layers of 64 heads beside 24 layers of 16: throughput, and energy where both have it.
 
     Example:
         >>> depths(content)
@@ -144,17 +144,24 @@ def depths(content: Content) -> Figure | None:
     four, deep = (at_1024(content, config) for config in CONFIGS)
     if not four or not deep:
         return None
-    names = [name for name in VARIANTS if name in {name_of(row) for row in (*four, *deep)}]
-    measured = any(map(joules, (*four, *deep)))
-    figure = Figure(figsize=(11 if measured else 6, 4.4), layout="constrained")
-    values: tuple[Callable[[Row], float | None], ...] = (lambda row: row["images_per_s"], joules)
-    titles = ("images per second", "joules per image, measured")
-    for axes, value, title in zip(figure.subplots(1, 1 + measured, squeeze=False)[0], values, titles, strict=False):
-        for shift, rows, colour, label in ((-0.2, four, BLUE, CONFIGS[0]), (0.2, deep, ORANGE, CONFIGS[1])):
-            points = {names.index(name_of(row)): value(row) for row in rows}
-            kept = {place: height for place, height in points.items() if height is not None}
-            if kept:
-                axes.bar([place + shift for place in kept], list(kept.values()), 0.38, color=colour, label=label)
+    values: dict[str, Callable[[Row], float | None]] = {
+        "images per second": lambda row: row["images_per_s"],
+        "joules per image, measured": joules,
+    }
+    panels = {
+        title: [{name_of(row): value(row) for row in rows} for rows in (four, deep)] for title, value in values.items()
+    }
+    shown = {
+        title: [n for n in VARIANTS if all(half.get(n) is not None for half in both)] for title, both in panels.items()
+    }
+    shown = {title: names for title, names in shown.items() if names}
+    figure = Figure(figsize=(1 + 5 * len(shown), 4.4), layout="constrained")
+    for axes, (title, names) in zip(
+        figure.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items(), strict=False
+    ):
+        for shift, half, colour, label in zip((-0.2, 0.2), panels[title], (BLUE, ORANGE), CONFIGS, strict=True):
+            places = [place + shift for place in range(len(names))]
+            axes.bar(places, [half[name] for name in names], 0.38, color=colour, label=label)
         axes.set_xticks(range(len(names)), [VARIANTS[n].label for n in names], rotation=40, ha="right", fontsize=8)
         logarithmic(axes.yaxis)
         axes.set_title(title, fontsize=10, loc="right")

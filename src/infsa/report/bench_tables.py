@@ -220,7 +220,8 @@ def flop_crossover_table() -> Rows:
         "softmax_4l": "softmax, 4L-64H (counted)",
         "pure_4l": "Pure InfSA, 4L-64H (counted)",
         "vit_b": "ViT-B/16 (counted)",
-        "paper_figures": "ViT-B/16 (counted), with the paper's 59 GFLOPs for its own model",
+        "paper_flops": "ViT-B/16 (counted), with the paper's 59 GFLOPs for its own model",
+        "paper_macs": "the same, if the paper's FLOPs are multiply-adds",
         "paper_claim": "ViT-B/16, as the paper says",
     }
     lines = []

@@ -94,11 +94,13 @@ def model_table(models: Content | None) -> str:
             name,
             _milliseconds(row),
             *(f"{row[x] / 2**30:.2f}" if x in row else "–" for x in ("peak_bytes", "held_bytes")),
+            f"{100 * row['distance']:.1f}" if row.get("distance") is not None else "–",
         ]
         for name, row in models["rows"].items()
         if row.get("failed") != "not run: budget"
     ]
-    return markdown(Rows(["model, way, mode, pixels a side", "ms", "peak memory, GiB", "held before, GiB"], lines))
+    columns = ["model, way, mode, pixels a side", "ms", "peak memory, GiB", "held before, GiB", "distance, %"]
+    return markdown(Rows(columns, lines))
 
 
 def bar_table(models: Content | None) -> str:
