@@ -70,15 +70,16 @@ def progress_report(console: Console) -> Iterator["Report"]:
         yield report
 
 
-def table_of(rows: "Rows", title: str, caption: str = "") -> Table:
-    """Rows of words as a table for the terminal.
+def table_of(rows: "Rows", title: str, caption: str = "", names: bool = False) -> Table:
+    """Rows of words as a table for the terminal; ``names``: the first column is to be copied, and not broken.
 
     Example:
         >>> Console().print(table_of(Rows(["a"], [["1"]]), "numbers"))
     """
     table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE_HEAD)
     for index, column in enumerate(rows.columns):
-        table.add_column(column, justify="left" if index < 2 else "right", overflow="fold")
+        whole = names and index == 0
+        table.add_column(column, justify="left" if index < 2 else "right", overflow="fold", no_wrap=whole)
     for row in rows.rows:
         table.add_row(*row)
     return table

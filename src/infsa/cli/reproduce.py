@@ -62,6 +62,8 @@ def reproduce(
     if document and not docs.is_dir():
         raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
     console = Console(quiet=as_json)
+    if not results.is_dir():
+        console.print(f"No folder {results}: only what can be computed is judged.", highlight=False)
     sources = open_sources(names, scale, results, out, device, budget, console)
     with progress_report(console) as report:
         ledger = make_ledger(names, sources, report)
@@ -117,22 +119,17 @@ def show_targets(names: list[str], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    Console().print(
-        table_of(Rows(list(found[0]), [[str(value) for value in row.values()] for row in found]), "Targets")
-    )
+    columns = ["target", "title", "claims", "full scale needs"]
+    lines = [[str(row[column]) for column in columns] for row in found]
+    Console().print(table_of(Rows(columns, lines), "Targets", names=True))
 
 
 def show(ledger: dict[str, Any], console: Console) -> None:
     """Print one table for each target, and the counts."""
     from ..report.quality_tables import Rows
-    from ..reproduce.document import shown
+    from ..reproduce.document import COLUMNS, line
 
     for name, target in ledger["targets"].items():
-        lines = [
-            [row["claim"], "not given" if row["paper"] is None else shown(row["paper"], row), shown(row["ours"], row),
-             row["verdict"], row["why"]]
-            for row in target["rows"]
-        ]  # fmt: skip
-        title = f"{name}: {target['title']}"
-        console.print(table_of(Rows(["claim", "paper", "ours", "verdict", "why"], lines), title, target["source"]))
+        lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
+        console.print(table_of(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
     console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)

@@ -8,6 +8,7 @@ from ..report.quality_tables import Rows, markdown
 from .claims import VERDICTS
 
 Ledger = dict[str, Any]
+COLUMNS = ["claim", "paper", "ours", "verdict", "conditions"]
 
 
 def shown(value: float | None, row: dict[str, Any]) -> str:
@@ -85,9 +86,7 @@ def page(ledger: Ledger) -> str:
             f"## {name}\n",
             f"{target['title']}. Source: {target['source']}. Full scale needs {target['needs']}.\n",
         ]
-        parts.append(
-            markdown(Rows(["claim", "paper", "ours", "verdict", "conditions"], list(map(line, target["rows"]))))
-        )
+        parts.append(markdown(Rows(COLUMNS, list(map(line, target["rows"])))))
     files = ", ".join(f"`{name}`" for name in ledger["files"]) or "none"
     parts.append(f"Result files read: {files}. Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n")
     return "\n".join(parts)
