@@ -38,14 +38,13 @@ def find(content: Content, mechanism: str, **fields: Any) -> Row | None:
 
 
 def table1(content: Content, config: str) -> Rows:
-    """One half of Table 1, with the speed-up of inference over softmax unfused and fused, and the paper's numbers.
+    """One half of Table 1 beside the paper's numbers; :func:`claim_table` has the ratios.
 
     Example:
         >>> table1(read_results("bench.json"), "4L-64H").columns[0]
         'mechanism'
     """
     fields, paper = CONFIGS[config], PAPER[config]
-    naive, flash = (find(content, name, size=(1024, 1024), **fields) for name in ("softmax-naive", "softmax-flash"))
     lines = []
     for name, variant in VARIANTS.items():
         infer = find(content, name, size=(1024, 1024), **fields)
@@ -55,13 +54,13 @@ def table1(content: Content, config: str) -> Rows:
         known = infer or train or {}
         printed = paper.get(name)
         lines.append([
-            variant.label, f"O({variant.tier})", number(known.get("parameters"), 4, 1e-6), _cell(train), _cell(infer),
+            variant.label, number(known.get("parameters"), 4, 1e-6), _cell(train), _cell(infer),
             number((infer or {}).get("images_per_s")), NONE if infer is None else energy(infer),
-            gibibytes((infer or {}).get("peak_bytes")), _times(naive, infer), _times(flash, infer),
+            gibibytes((infer or {}).get("peak_bytes")),
             _limit(content, name, fields), NONE if printed is None else f"{printed[0]} / {printed[1]} / {printed[2]}",
         ])  # fmt: skip
-    columns = ["mechanism", "claimed", "parameters, M", "train 512², ms", "infer 1024², ms", "images/s", "J/image",
-               "memory, GiB", "× unfused", "× flash", "largest image", "paper, A100: ms / ms / J"]  # fmt: skip
+    columns = ["mechanism", "parameters, M", "train 512², ms", "infer 1024², ms", "images/s", "J/image",
+               "memory, GiB", "largest image", "paper, A100: ms / ms / J"]  # fmt: skip
     return Rows(columns, lines)
 
 
