@@ -153,9 +153,9 @@ def quick() -> Plan:
     small: dict[str, Any] = {"depth": 1, "heads": 2, "width": 128, "dtype": "float32"}
     square = ("softmax-naive", "softmax", "infsa_pure")
     linear = tuple(name for name in NINE if name not in square)
-    plan = [group(square, side, part="attention", **small) for side in (384, 512, 640, 896)]
-    plan += [group((*square, *linear), 1152, part="attention", **small)]
-    plan += [group(linear, side, part="attention", **small) for side in (1536, 2048, 2560, 3072)]
+    plan = [group((*square, *linear), 1152, part="attention", **small)]
+    for shorter, longer in ((512, 2048), (896, 3072), (384, 1536), (640, 2560)):  # every slope early
+        plan += [group(linear, longer, part="attention", **small), group(square, shorter, part="attention", **small)]
     ends = ("infsa_linear", "softmax-naive", "infsa_pure")
     return plan + [[case] for case in group(ends, 512, limit=True, **small)]
 

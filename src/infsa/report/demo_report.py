@@ -162,8 +162,8 @@ def speed_section(timing: dict[str, Any]) -> Section:
     linear, softmax = (VARIANTS[name].label for name in ("infsa_linear", "softmax"))
     return Section(
         "Time over growing images",
-        f"{tokens[-1] / tokens[0]:.0f} times the tokens cost {linear} {growth[linear]:.0f} times the time here, and "
-        f"{softmax} {growth[softmax]:.0f} times.",
+        f"{tokens[-1] / tokens[0]:.0f} times the tokens cost {growth[linear]:.0f} times the time with {linear}, and "
+        f"{growth[softmax]:.0f} times with {softmax}.",
         "One attention layer of width 128 with 2 heads, inference, one thread of this CPU: the fastest of several "
         "calls, which other programs disturb least. A sketch, not a benchmark (that is infsa bench). SDPA is PyTorch's "
         "fused softmax.",
