@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from .options import at_least, chosen_device, table_of
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
+    from ..report.quality_tables import Rows
 
 LEGEND = (
     "ms: median ± half the interquartile range; ~ marks rounds that differ by more than 5 %. J in brackets: the "
@@ -178,16 +180,26 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
         typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
         return
     for name, rows in timed_groups(content).items():
-        console.print(table_of(group_table(rows), name))
+        console.print(table_of(group_table(rows), name, names=True))
     for name, table in slope_tables(content).items():
-        console.print(table_of(table, f"Growth with N: {name}", "95 % confidence intervals"))
+        console.print(table_of(table, f"Growth with N: {name}", "95 % confidence intervals", names=True))
     limits = limit_table(content)
     if limits.rows:
-        console.print(table_of(limits, "Largest image"))
+        console.print(limits_table(limits))
     if content["checks"]:
         console.print(table_of(check_table(content), "Known matrix product: what the harness adds to a time"))
     console.print(f"{machine_line(content)} {LEGEND}", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)
+
+
+def limits_table(limits: "Rows") -> Table:
+    """The largest images; terms that are the same for all rows go below the table."""
+    terms = {tuple(row[-2:]) for row in limits.rows}
+    if len(terms) > 1:
+        return table_of(limits, "Largest image", names=True)
+    caption = ", ".join(f"{name}: {value}" for name, value in zip(limits.columns[-2:], *terms, strict=True))
+    short = limits._replace(columns=limits.columns[:-2], rows=[row[:-2] for row in limits.rows])
+    return table_of(short, "Largest image", caption, names=True)
 
 
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
