@@ -36,20 +36,8 @@ def main() -> None:
     """Every table and figure for which there is a result file; the others say that there is none."""
     tables = {"flop-crossover": markdown(bench_tables.flop_crossover_table())}
     save(accuracy_figure(), IMAGES / "accuracy.png")
-    names = (
-        "table1-4l",
-        "table1-24l",
-        "stress",
-        "compiled",
-        "crossover",
-        "limits",
-        "slopes",
-        "checks",
-        "machine",
-        "claims",
-        "claims-24l",
-        "resolution",
-    )
+    names = ("table1-4l", "table1-24l", "stress", "compiled", "crossover", "limits", "slopes", "checks", "machine",
+             "claims", "claims-24l", "resolution")  # fmt: skip
     tables |= dict.fromkeys((*names, "figures"), NOT_RUN)
     if GPU.exists():
         content = read_results(GPU)

@@ -106,7 +106,7 @@ def resolution() -> Plan:
     plan += [group(quick, 4096, **FOUR)]
     layer: dict[str, Any] = {"part": "attention", "depth": 1, "heads": 64}
     plan += [group(quick, side, **layer) for side in (1024, 4096, 2048, 3072, 1536)]
-    linear = ("infsa_linear", *PEERS)  # until now, what every call costs hides how they grow
+    linear = ("infsa_linear", *PEERS)  # at the sizes so far, the launches of a call hide how they grow
     plan += [group(linear, side, **layer) for side in (8192, 12288, 6144)]
     plan += [group(names, side, mode="train", **FOUR) for side in (1024, 224, 512)]
     plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]

@@ -11,7 +11,9 @@ from .rows import by_sums
 from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
-SHORT = 16384  # tokens of a batch up to which a launch from Python takes longer than reading the queries a few times
+LAUNCHING = (
+    16384  # tokens of a batch up to which a launch from Python takes longer than reading the queries a few times
+)
 
 
 def projected_pool(
@@ -125,7 +127,7 @@ def _kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tupl
 
 def _energies(x: Tensor, kernels: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """The way to the first sums: eager and short, launches take the time; otherwise reading q does."""
-    if not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and x.shape[0] * x.shape[1] <= SHORT:
+    if not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and x.shape[0] * x.shape[1] <= LAUNCHING:
         return _energies_in_few_launches
     return _energies_of_queries if kernels else _energies_by_products
 

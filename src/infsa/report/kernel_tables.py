@@ -124,7 +124,3 @@ def _milliseconds(time: dict[str, Any]) -> str:
 
 def _mebibytes(time: dict[str, Any]) -> str:
     return f"{time['beyond_bytes'] / 2**20:.2f}" if "beyond_bytes" in time else "–"
-
-
-def _gibibytes(count: float | None) -> str:
-    return "–" if count is None else f"{count / 2**30:.2f}"

@@ -1,0 +1,105 @@
+"""What docs/benchmarks.md says in words follows from the committed benchmark."""
+
+import math
+import statistics
+from functools import cache
+
+import pytest
+
+from infsa.files import read_json
+
+from .test_sentences import RESULTS, ROOT
+
+PEERS = ("linformer", "performer", "soft", "flatten", "agent", "mlla")
+QUADRATIC = ("softmax-naive", "softmax-flash", "softmax-cudnn")
+
+
+@cache
+def bench():
+    return read_json(RESULTS / "bench-h200.json")["rows"]
+
+
+def timed(name, side, mode="infer", config="4L-64H", compiled=""):
+    row = bench()[f"model/{config}/{mode}/{side}x{side}/b1/bfloat16{compiled}/{name}"]
+    return row["latency_ms"]["median"]
+
+
+def joule(name, config="4L-64H"):
+    return bench()[f"model/{config}/infer/1024x1024/b1/bfloat16/{name}"]["energy"]["joules_per_image"]
+
+
+def graph(name, config="4L-64H"):
+    return timed(name, 1024, config=config, compiled="/reduce-overhead")
+
+
+def peak(name, side):
+    return bench()[f"model/4L-64H/infer/{side}x{side}/b1/bfloat16/{name}"].get("peak_bytes", math.inf) / 2**30
+
+
+def attention(heads, method):
+    rows = [r for r in read_json(RESULTS / "kernels-h200.json")["pure"] if r["n"] == 4096 and r["heads"] == heads]
+    return next(r for r in rows if r["passes"] == "forward")["times"][method]["ms"]
+
+
+SENTENCES = {
+    "a third of the rows here": lambda: (
+        0.3 < statistics.mean(r["latency_ms"]["drift"] for r in bench().values() if "latency_ms" in r) < 0.37
+    ),
+    "the factor holds in energy. In time it is smaller": lambda: (
+        joule("softmax-naive") / joule("infsa_linear") > 13 > timed("softmax-naive", 1024) / timed("infsa_linear", 1024)
+    ),
+    "nothing is left of it in time at this size": lambda: (
+        timed("infsa_linear", 1024) > min(timed(name, 1024) for name in QUADRATIC)
+    ),
+    "Linear-InfSA leads, by much less than 13. In energy it leads even as the models come": lambda: (
+        1.5 < graph("softmax") / graph("infsa_linear") < 6 and joule("infsa_linear") < joule("softmax-flash")
+    ),
+    "is the fastest of all here as it comes": lambda: (
+        timed("infsa_pure", 1024) < min(timed(name, 1024) for name in (*PEERS, *QUADRATIC, "infsa_linear"))
+    ),
+    "those with d² in their formula are faster than those with d": lambda: all(
+        max(map(time, ("performer", "flatten", "mlla"))) < min(map(time, ("linformer", "soft", "agent")))
+        for time in (graph, lambda name: timed(name, 1024), joule)
+    ),
+    "its attention takes less than a third of the time": lambda: all(
+        attention(16, method) < attention(64, method) / 3 for method in ("sdpa_flash", "sdpa_cudnn")
+    ),
+    "fused softmax is ahead of all others in time": lambda: (
+        max(timed(name, 1024, config="24L-16H") for name in QUADRATIC[1:])
+        < min(timed(name, 1024, config="24L-16H") for name in (*PEERS, "infsa_pure", "infsa_linear"))
+    ),
+    "Linear-InfSA leads by about two. In energy it is level": lambda: (
+        1.7 < graph("softmax", "24L-16H") / graph("infsa_linear", "24L-16H") < 2.3
+        and abs(joule("softmax-flash", "24L-16H") / joule("infsa_linear", "24L-16H") - 1) < 0.1
+    ),
+    "all linear mechanisms are slower than softmax in any form": lambda: all(
+        timed(name, 512, "train", config) > max(timed(other, 512, "train", config) for other in QUADRATIC)
+        for name in (*PEERS, "infsa_linear")
+        for config in ("4L-64H", "24L-16H")
+    ),
+    "about three to five times as fast as the peers": lambda: all(
+        2.7 < timed(name, side) / timed("infsa_linear", side) < 5 for name in PEERS for side in (4096, 9216)
+    ),
+    "then Pure InfSA and fused softmax": lambda: all(
+        max(timed(name, side) for name in PEERS) < timed("infsa_pure", side) < timed("softmax-cudnn", side)
+        for side in (4096, 9216)
+    ),
+    "Agent falls out of its tier and behind Pure InfSA": lambda: (
+        timed("agent", 4096, "train")
+        > timed("infsa_pure", 4096, "train")
+        > max(timed(name, 4096, "train") for name in PEERS if name != "agent")
+    ),
+    "In inference only unfused softmax does, soon after": lambda: all(
+        (peak(name, 2048) > 40) == (name == "softmax-naive") for name in (*PEERS, *QUADRATIC, "infsa_pure")
+    ),
+    "Linformer is the only other one, of those measured, to need more": lambda: all(
+        (peak(name, 9216) > 40) == (name in ("linformer", "softmax-naive"))
+        for name in (*PEERS, "softmax-cudnn", "softmax-naive", "infsa_pure", "infsa_linear")
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_sentences_hold(sentence):
+    assert sentence in " ".join((ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").split())
+    assert SENTENCES[sentence]()
