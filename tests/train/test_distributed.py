@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from infsa.train import list_checkpoints, read_checkpoint
+from infsa.train.fit import leave
 from infsa.train.module import build_model
 from tests.train.helpers import (
     assert_same_run,
@@ -113,6 +115,24 @@ def test_an_impossible_split_is_one_line(tmp_path):
         err = (tmp_path / f"console-{rank}.err").read_text()
         assert err == "infsa: batch_size 9 cannot be split over 2 processes x 1 parts\n"
     assert not (tmp_path / "run").exists()
+
+
+def train_and_leave(recipe, out):
+    """Train, leave the group as at the end of a process, and write down the threads that are left."""
+    train_here(recipe, out)
+    leave()
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    (out / f"threads-{os.environ['RANK']}").write_text("".join(names))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_no_thread_of_the_group_outlives_it(tmp_path):
+    """One that still lets go of a message while Python ends would abort the process."""
+    assert together(2, train_and_leave, tiny(**COMMON, strategy="ddp"), tmp_path) == [0, 0]
+    for rank in range(2):
+        left = (tmp_path / f"threads-{rank}").read_text()
+        assert left
+        assert "gloo" not in left
 
 
 def test_torchrun(alone, tmp_path):

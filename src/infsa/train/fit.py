@@ -1,6 +1,8 @@
 """From a recipe to a trained, validated, exported model."""
 
+import atexit
 import contextlib
+import gc
 import logging
 import os
 import warnings
@@ -11,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
@@ -99,7 +102,19 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
     if trainer.is_global_zero and not record.stopped:
         result = export(recipe, out, train_set.classes, trainer.strategy.root_device)
     trainer.strategy.barrier()  # the others may read what was exported
+    atexit.register(leave)
     return Run(out, result, record.stopped, notes, trainer.is_global_zero)
+
+
+def leave() -> None:
+    """End the process group while Python still runs: a thread that lets go of its last message later would abort.
+
+    Example:
+        >>> atexit.register(leave)
+    """
+    gc.collect()  # what holds the group keeps its threads
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
