@@ -11,9 +11,7 @@ from .rows import by_sums
 from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
-LAUNCHING = (
-    16384  # tokens of a batch up to which a launch from Python takes longer than reading the queries a few times
-)
+LAUNCHING = 16384  # tokens of a batch up to which a launch takes longer than reading the queries a few times
 
 
 def projected_pool(

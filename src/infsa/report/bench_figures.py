@@ -156,9 +156,8 @@ def depths(content: Content) -> Figure | None:
     }
     shown = {title: names for title, names in shown.items() if names}
     figure = Figure(figsize=(1 + 5 * len(shown), 4.4), layout="constrained")
-    for axes, (title, names) in zip(
-        figure.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items(), strict=False
-    ):
+    columns = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
+    for axes, (title, names) in zip(columns, shown.items(), strict=False):
         for shift, half, colour, label in zip((-0.2, 0.2), panels[title], (BLUE, ORANGE), CONFIGS, strict=True):
             places = [place + shift for place in range(len(names))]
             axes.bar(places, [half[name] for name in names], 0.38, color=colour, label=label)

@@ -112,8 +112,8 @@ def leave() -> None:
     Example:
         >>> atexit.register(leave)
     """
-    gc.collect()  # what holds the group keeps its threads
     if dist.is_available() and dist.is_initialized():
+        gc.collect()  # what holds the group keeps its threads
         dist.destroy_process_group()
 
 
