@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from infsa.nn.peers.layout import resize_by_products
+
 from . import naive
 from .helpers import BASE, BLOCK, LARGER, NAMES, build, gradients, tokens
 
@@ -88,6 +90,14 @@ def test_fused_and_explicit_softmax_agree(masked):
     found = gradients(out, [x, *fused.parameters()])
     for a, b in zip(found, gradients(expected, [x, *explicit.parameters()]), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("grid", [BASE, LARGER, (BASE[0], LARGER[1])])
+@pytest.mark.parametrize("name", ["linformer", "flatten", "agent"])
+def test_tables_resized_by_products_give_the_same(name, grid, monkeypatch):
+    """As a GPU resizes them: many channels, or with gradients."""
+    monkeypatch.setattr(f"infsa.nn.peers.{name}.resize", resize_by_products)
+    assert_equals_formula(name, build(name), grid, 1)
 
 
 @pytest.mark.parametrize("name", ["linformer", "flatten", "agent"])

@@ -170,13 +170,18 @@ def test_sums_over_queries_that_exist(n, heads, width, batch, mask):
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f.double(), e, rtol=1e-5, atol=1e-6 * n)  # float32 sums of n terms that cancel
     weights = [torch.randn(y.shape, generator=g).to(DEVICE) for y in found]
-    losses = (sum((w * y).sum() for w, y in zip(weights, sums, strict=True)) for sums in (found, expected))
-    gradient, other = (torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, (q, exact), strict=True))
-    torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-5)
+
+    def gradient(sums, x, **options):
+        return torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, sums, strict=True)), x, **options)[0]
+
+    by_kernel, other = gradient(found, q, retain_graph=True), gradient(expected, exact)
+    torch.testing.assert_close(by_kernel.double(), other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient(found, q, create_graph=True), by_kernel)  # plain operations: differentiable
     if real is not None:
-        spoiled = q.detach().masked_fill(~real.unsqueeze(-1), float("nan"))
-        for f, e in zip(register_linear.query_sums(spoiled, real, heads), found, strict=True):
-            assert torch.equal(f, e)
+        spoiled = q.detach().masked_fill(~real.unsqueeze(-1), float("nan")).requires_grad_()
+        again = register_linear.query_sums(spoiled, real, heads)
+        assert all(torch.equal(f, e) for f, e in zip(again, found, strict=True))
+        assert torch.equal(gradient(again, spoiled), by_kernel)
 
 
 def test_queries_of_length_zero_have_no_direction():
@@ -196,6 +201,8 @@ def test_the_registered_sums_over_queries():
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     compiled = torch.compile(lambda q: register_linear.query_sums(q, mask, 4), fullgraph=True, backend="aot_eager")
     assert all(torch.equal(a, b) for a, b in zip(first, compiled(q), strict=True))
+    gradients = [torch.autograd.grad(sums[0].sum() + sums[1].sum(), q)[0] for sums in (first, compiled(q))]
+    torch.testing.assert_close(*gradients)
 
 
 def test_products_with_the_kernel_are_the_layer(monkeypatch):

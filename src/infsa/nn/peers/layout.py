@@ -8,6 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 Grid = tuple[int, int]
+MANY_CHANNELS = 512  # of a table that is resized
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,28 @@ def has_size(image: Tensor, size: Grid) -> bool:
 
 
 def resize(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
-    """Resize a learned table (C, h0, w0) to the grid, pixel areas aligned: (C, h, w)."""
+    """Resize a learned table (C, h0, w0) to the grid, pixel areas aligned: (C, h, w).
+
+    On a GPU, PyTorch's kernel has one thread per pixel for all channels, and its gradient adds atomically: there, many
+    channels and gradients are left to matrix products.
+    """
     if has_size(table, grid):
         return table
+    if table.is_cuda and (torch.is_grad_enabled() or table.shape[0] >= MANY_CHANNELS):
+        return resize_by_products(table, grid, mode)
     return F.interpolate(table.unsqueeze(0), size=grid, mode=mode, align_corners=False).squeeze(0)
+
+
+def resize_by_products(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
+    """The same as two matrix products, whose weights are what PyTorch makes of an identity matrix."""
+    rows, columns = table.shape[1:]
+    if not statically_known_true(rows == grid[0]):
+        identity = torch.eye(rows, dtype=table.dtype, device=table.device).view(1, rows, rows, 1)
+        table = F.interpolate(identity, size=(grid[0], 1), mode=mode, align_corners=False)[0, :, :, 0].mT @ table
+    if not statically_known_true(columns == grid[1]):
+        identity = torch.eye(columns, dtype=table.dtype, device=table.device).view(1, columns, 1, columns)
+        table = table @ F.interpolate(identity, size=(1, grid[1]), mode=mode, align_corners=False)[0, :, 0]
+    return table
 
 
 def bins(length: int, count: int, like: Tensor) -> Tensor:

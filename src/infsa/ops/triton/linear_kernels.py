@@ -13,7 +13,7 @@ Scores are kept divided by ``unit`` per head, so that they fit float16; ``unit``
 import triton
 import triton.language as tl
 
-from .parts import COUNTS, edges, edges_and_pulled, head_start, product, real_tokens, rounded, wide
+from .parts import COUNTS, edges, edges_and_pulled, head_start, product, query_gradient, real_tokens, rounded, wide
 
 
 @triton.jit
@@ -161,16 +161,13 @@ def energy_backward_kernel(
         BIASED,
         MASKED,
     )
-    energy = tl.sqrt(tl.sum(q * q, 2))
     head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
     mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
     of_head = wide(batch) * heads + head
     on_total = tl.load(grad_total_ptr + of_head, mask=head < heads, other=0.0)
     on_vectors = tl.load(grad_vectors_ptr + of_head[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
-    pull = on_total[None, :] + tl.sum(q * on_vectors[None, :, :], 2)
-    pull = tl.where(energy > 0, pull / tl.where(energy > 0, energy, 1.0), 0.0)
-    dq = pull[:, :, None] * q + energy[:, :, None] * on_vectors[None, :, :]
-    dq = rounded(tl.reshape(dq, (BLOCK_N, BLOCK_H * PADDED)), dq_ptr.dtype.element_ty)
+    dq = tl.reshape(query_gradient(q, on_total, on_vectors), (BLOCK_N, BLOCK_H * PADDED))
+    dq = rounded(dq, dq_ptr.dtype.element_ty)
     column = tl.arange(0, BLOCK_H * PADDED)
     head, inside = first_head + column // PADDED, column % PADDED
     base = dq_ptr + wide(batch) * n * heads * WIDTH

@@ -140,6 +140,15 @@ def edges_and_pulled(raw, unit, pull, weight, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def query_gradient(q, on_total, on_vectors):
+    """(g_e + g_q · q) q / e + e g_q, e = ‖q‖: what sums of e and e q pull on queries (tokens, heads, channels)."""
+    energy = tl.sqrt(tl.sum(q * q, 2))
+    pull = on_total[None, :] + tl.sum(q * on_vectors[None, :, :], 2)
+    pull = tl.where(energy > 0, pull / tl.where(energy > 0, energy, 1.0), 0.0)
+    return pull[:, :, None] * q + energy[:, :, None] * on_vectors[None, :, :]
+
+
+@triton.jit
 def sum_of(pointer, count, BLOCK: tl.constexpr):
     """Σ of ``count`` float64 partial sums, always in the same order."""
     total = tl.zeros([BLOCK], dtype=tl.float64)

@@ -1,9 +1,9 @@
-"""Σ e and Σ e q, e = ‖q‖, over queries that a matrix product has written: one pass at the speed of memory.
+"""Σ e and Σ e q, e = ‖q‖, over queries that a matrix product has written: one pass at the speed of memory, and back.
 
 Each program adds up a span of tokens for a few heads, in registers; a second kernel adds the spans in one order.
 """
 
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 import torch
@@ -11,11 +11,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .configs import linear_config, padded_width
+from .configs import LinearConfig, linear_config, padded_width
 from .layout import mask_bytes, on_device, readable
-from .parts import COUNTS, head_start, real_tokens, wide
+from .parts import COUNTS, head_start, query_gradient, real_tokens, rounded, wide
 
 SPANS_AT_ONCE = 64
+
+
+@triton.jit
+def _columns(first_head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Where the channels of a block of heads lie in a row of queries, and which of them exist."""
+    column = tl.arange(0, BLOCK_H * PADDED)
+    offset = first_head * WIDTH + column
+    exists = offset < heads * WIDTH
+    if WIDTH != PADDED:
+        head, inside = first_head + column // PADDED, column % PADDED
+        offset, exists = head * WIDTH + inside, (head < heads) & (inside < WIDTH)
+    return offset, exists
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -42,12 +54,7 @@ def span_kernel(
     place = tl.program_id(0) // head_blocks
     batch, first = place // splits, place % splits * span
     last = tl.minimum(first + span, n)
-    column = tl.arange(0, BLOCK_H * PADDED)
-    offset = first_head * WIDTH + column
-    exists = offset < heads * WIDTH
-    if WIDTH != PADDED:
-        head, inside = first_head + column // PADDED, column % PADDED
-        offset, exists = head * WIDTH + inside, (head < heads) & (inside < WIDTH)
+    offset, exists = _columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
     base = head_start(q_ptr, batch, 0, stride_b, 0)
     row = tl.arange(0, BLOCK_N)
     tile = row[:, None] * stride_n + offset[None, :]
@@ -95,6 +102,55 @@ def add_kernel(
     tl.store(vector_ptr + place, tl.sum(vector, 0), mask=inside < WIDTH)
 
 
+@triton.jit(do_not_specialize=COUNTS)
+def gradient_kernel(
+    q_ptr,
+    mask_ptr,
+    grad_total_ptr,
+    grad_vectors_ptr,
+    dq_ptr,
+    stride_b,
+    stride_n,
+    heads,
+    n,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """dq of a block of tokens and heads; dq (B, N, H · WIDTH) has no gaps."""
+    head_blocks, blocks = tl.cdiv(heads, BLOCK_H), tl.cdiv(n, BLOCK_N)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H
+    place = tl.program_id(0) // head_blocks
+    batch, token = place // blocks, place % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    offset, exists = _columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
+    base = head_start(q_ptr, batch, 0, stride_b, 0)
+    real = real_tokens(mask_ptr, batch, token, n, MASKED)
+    q = tl.load(
+        base + wide(token)[:, None] * stride_n + offset[None, :], mask=real[:, None] & exists[None, :], other=0.0
+    )
+    q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
+    head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
+    spot = wide(batch) * heads + head
+    on_total = tl.load(grad_total_ptr + spot, mask=head < heads, other=0.0)
+    mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
+    on_vectors = tl.load(grad_vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
+    dq = tl.reshape(query_gradient(q, on_total, on_vectors), (BLOCK_N, BLOCK_H * PADDED))
+    row = dq_ptr + (wide(batch) * n + token)[:, None] * (heads * WIDTH)
+    dq = rounded(dq, dq_ptr.dtype.element_ty)
+    tl.store(row + offset[None, :], dq, mask=(token < n)[:, None] & exists[None, :])
+
+
+def _sizes(q: Tensor, mask: Tensor | None, heads: int) -> tuple[LinearConfig, dict[str, int | bool]]:
+    """The config of both passes, and what is fixed in their kernels."""
+    config = linear_config("queries", heads, q.dtype, q.device.index)
+    width = q.shape[2] // heads
+    padded = padded_width(width)
+    sizes = {"WIDTH": width, "PADDED": padded, "BLOCK_N": config.block_n, "MASKED": mask is not None}
+    return config, sizes | {"BLOCK_H": max(1, config.columns // padded)} | config.launch
+
+
 def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """Σ e (B, H) and Σ e q (B, H, d) in float32 of queries (B, N, H · d); ``mask`` (B, N) is True for real tokens.
 
@@ -102,12 +158,9 @@ def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tens
         >>> total, vectors = query_sums(layer.q(x), None, heads=64)
     """
     q = readable(q)
-    batch, n, columns = q.shape
-    width = columns // heads
-    padded = padded_width(width)
-    config = linear_config("queries", heads, q.dtype, q.device.index)
-    block_h = max(1, config.columns // padded)
-    head_blocks = triton.cdiv(heads, block_h)
+    batch, n, _ = q.shape
+    config, sizes = _sizes(q, mask, heads)
+    width, head_blocks = sizes["WIDTH"], triton.cdiv(heads, sizes["BLOCK_H"])
     wanted = max(1, config.programs // max(1, batch * head_blocks))
     span = triton.cdiv(triton.cdiv(n, wanted), config.block_n) * config.block_n
     splits = triton.cdiv(n, span)
@@ -118,23 +171,36 @@ def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tens
         return total, vector
     with on_device(q):
         span_kernel[(batch * splits * head_blocks,)](
-            q,
-            mask_bytes(mask, q),
-            totals,
-            vectors,
-            *q.stride()[:2],
-            heads,
-            n,
-            splits,
-            span,
-            WIDTH=width,
-            PADDED=padded,
-            BLOCK_N=config.block_n,
-            BLOCK_H=block_h,
-            MASKED=mask is not None,
-            **config.launch,
+            q, mask_bytes(mask, q), totals, vectors, *q.stride()[:2], heads, n, splits, span, **sizes
         )
         add_kernel[(batch * heads,)](
-            totals, vectors, total, vector, heads, splits, WIDTH=width, PADDED=padded, BLOCK=SPANS_AT_ONCE, num_warps=4
+            totals,
+            vectors,
+            total,
+            vector,
+            heads,
+            splits,
+            WIDTH=width,
+            PADDED=sizes["PADDED"],
+            BLOCK=SPANS_AT_ONCE,
+            num_warps=4,
         )
     return total, vector
+
+
+def query_gradients(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, mask: Tensor | None, heads: int) -> Tensor:
+    """dq in the type of q, from the gradients (B, H) and (B, H, d) of its sums.
+
+    Example:
+        >>> dq = query_gradients(grad_total, grad_vectors, layer.q(x), None, heads=64)
+    """
+    q = readable(q)
+    batch, n, _ = q.shape
+    config, sizes = _sizes(q, mask, heads)
+    dq = q.new_empty(q.shape)
+    if batch:
+        blocks = batch * triton.cdiv(n, config.block_n) * triton.cdiv(heads, sizes["BLOCK_H"])
+        grads = grad_total.contiguous(), grad_vectors.contiguous()
+        with on_device(q):
+            gradient_kernel[(blocks,)](q, mask_bytes(mask, q), *grads, dq, *q.stride()[:2], heads, n, **sizes)
+    return dq

@@ -48,19 +48,17 @@ def pure_gradients(
     is_causal: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV and dγ; dγ is not a number where γ = 0.
+    """dQ, dK, dV, and c: (B, H, Nq) in float32, whose sum over rows and batch is γ ∂L/∂γ.
 
     Example:
-        >>> dq, dk, dv, dgamma = pure_gradients(grad, q, k, v, gamma, z, norm, "relu", False, 1e-6)
+        >>> dq, dk, dv, c = pure_gradients(grad, q, k, v, gamma, z, norm, "relu", False, 1e-6)
     """
     dtype = q.dtype
     if _few(q, k):
         grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
         z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps)
     dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps)
-    dq, dk, dv = dq.to(dtype), dk.to(dtype), dv.to(dtype)
-    per_head = dots.sum((0, 2), dtype=torch.float64).view(-1, 1, 1)
-    return dq, dk, dv, (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype), dots
 
 
 @pure.register_fake
@@ -71,7 +69,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, activation: str, is_causal
 
 @pure_gradients.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, *_: Any) -> Any:
-    return (*(token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v)), torch.empty_like(gamma))
+    grads = (token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v))
+    return *grads, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -82,7 +81,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    return *pure_gradients(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+    dq, dk, dv, dots = pure_gradients(grad, *ctx.saved_tensors, *ctx.options)
+    dgamma = None
+    if ctx.needs_input_grad[3]:
+        gamma = ctx.saved_tensors[3]
+        per_head = dots.sum((0, 2), dtype=torch.float64).view(-1, 1, 1)
+        dgamma = (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)  # not a number where γ = 0
+    return dq, dk, dv, dgamma, None, None, None
 
 
 register_autograd("infsa_triton::pure", _backward, setup_context=_save)
