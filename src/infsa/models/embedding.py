@@ -1,12 +1,12 @@
 """Patches embedded by one matrix product, which adds the resized positions of a single image in passing."""
 
 import torch
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .gelu import HALF
 from .infvit import InfViT
+from .patches import disjoint, project, unfold
 from .positions import base_coordinates, cubic_weights
 
 MOST_CELLS = 256  # of the base grid, filled up: more would make the product longer than resizing by itself takes
@@ -17,8 +17,7 @@ OWN = ("positions", "with_positions", "with_prefix")  # what a subclass must not
 def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
 
-    A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them. A
-    resized position is a product too, of cubic weights with the table: in half precision the weights stand beside
+    A resized position is a product too, of cubic weights with the table: in half precision the weights stand beside
     the patch's pixels, the table beside the convolution's weight. Both do so twice, for the leading bits of the cubic
     weights and for the others, so that only the sum of patch and position is rounded.
 
@@ -27,17 +26,12 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
         torch.Size([1, 17, 192])
     """
     layer, grid = model.patch_embed, model.grid_of(images)
-    if not _disjoint(layer):
+    if not disjoint(layer):
         return model.embed(images)[0]
-    (rows, columns), convolution = layer.patch_size, layer.proj
-    below, right = grid[0] * rows - images.shape[2], grid[1] * columns - images.shape[3]
-    x = nn.functional.pad(images, (0, right, 0, below)) if below or right else images
-    x = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
-    x = x.flatten(3, 4).flatten(1, 2)  # (B, h·w, C · rows, columns)
-    weight, bias = convolution.weight.flatten(1), convolution.bias
+    x = unfold(layer, images)
     table = _alongside(model, x, grid)
     if table is None:
-        return model.with_positions(layer.norm(nn.functional.linear(x.flatten(2), weight, bias)), grid)
+        return model.with_positions(project(layer, x), grid)
     prefix, (rows, columns) = model.num_prefix_tokens, layer.grid_size
     spare = (0, -columns % STEP, 0, -rows % STEP)
     cubic = cubic_cells(layer.grid_size, grid, x.device)
@@ -45,7 +39,8 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     steps = [part.to(x.dtype).unflatten(2, (-1, STEP)).flatten(1, 2) for part in (x[0], high, cubic - high)]
     x = torch.cat(steps, 1).flatten(1)  # laid side by side in whole steps, compiled code reads each at once
     cells = nn.functional.pad(table[0, prefix:].T.unflatten(1, layer.grid_size), spare).flatten(1)  # (D, cells)
-    patches = nn.functional.linear(x, torch.cat([weight, cells, cells], 1), bias)
+    weight = torch.cat([layer.proj.weight.flatten(1), cells, cells], 1)
+    patches = nn.functional.linear(x, weight, layer.proj.bias)
     return model.with_prefix(patches.unsqueeze(0), table[:, :prefix])
 
 
@@ -81,11 +76,3 @@ def _alongside(model: InfViT, x: Tensor, grid: tuple[int, int]) -> Tensor | None
     plain = all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype for t in (table, weight))
     one = statically_known_true(x.shape[0] == 1)
     return table if one and plain and x.dtype in HALF and not as_it_is else None
-
-
-def _disjoint(layer: PatchEmbed) -> bool:
-    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
-    c = layer.proj
-    plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
-    alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)
-    return alone and not any((m._forward_hooks or m._forward_pre_hooks) for m in (layer, c))

@@ -16,6 +16,7 @@ from ..ops.validate import accumulation_dtype
 from .block import Block
 from .maps import attention_maps
 from .options import WITH_DECAY, check_options
+from .patches import embed_patches
 from .positions import resize_table, sincos_positions
 from .timm_interface import TimmInterface
 
@@ -213,7 +214,7 @@ class InfViT(TimmInterface):
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
         grid = self.grid_of(images)
-        return self.with_positions(self.patch_embed(images).flatten(1, 2), grid), grid
+        return self.with_positions(embed_patches(self.patch_embed, images), grid), grid
 
     def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""

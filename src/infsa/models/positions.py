@@ -7,6 +7,8 @@ in base-grid units: the convention of bicubic resizing with align_corners=False 
 import torch
 from torch import Tensor
 
+from ..nn.peers.layout import resizing
+
 CUBIC = -0.75  # the free coefficient of the cubic kernel, as in torch.nn.functional.interpolate
 
 
@@ -33,10 +35,8 @@ def resize_positions(table: Tensor, base: tuple[int, int], grid: tuple[int, int]
     """Bicubic resizing of learned positions, (h0·w0, D) -> (h·w, D), in float32 (float64 for float64)."""
     dtype = torch.promote_types(table.dtype, torch.float32)
     with torch.autocast(table.device.type, enabled=False):
-        rows, columns = (
-            cubic_weights(base_coordinates(size, b, dtype, table.device), b) for size, b in zip(grid, base, strict=True)
-        )
         table = table.to(dtype).unflatten(0, base)  # (h0, w0, D)
+        rows, columns = (resizing(size, b, table) for size, b in zip(grid, base, strict=True))
         table = torch.einsum("ia,abd->ibd", rows, table)
         return torch.einsum("jb,ibd->ijd", columns, table).flatten(0, 1)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.infvit import InfViT
+from ..models.patches import embed_patches
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
 from ..ops.validate import accumulation_dtype
 from .dropping import share_dropping
@@ -66,9 +67,9 @@ class ShardedInfViT(InfViT):
 
     def _patches(self, images: Tensor) -> Tensor:
         if images.shape[2]:
-            return self.patch_embed(images).flatten(1, 2)
+            return embed_patches(self.patch_embed, images)
         blank = images.new_zeros(*images.shape[:2], *self.patch_embed.patch_size)
-        return self.patch_embed(blank).flatten(1, 2)[:, :0]
+        return embed_patches(self.patch_embed, blank)[:, :0]
 
     def _positions(self, strips: Strips) -> Tensor | None:
         base, prefix = self.patch_embed.grid_size, self.num_prefix_tokens

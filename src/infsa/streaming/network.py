@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..models import InfViT
 from ..models.block import Block
+from ..models.patches import embed_patches
 from ..models.positions import base_coordinates, cubic_weights, sincos_positions
 from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
@@ -70,7 +71,7 @@ class Network:
 
     def embed(self, pixels: Tensor, tile: Tile) -> Tensor:
         """Pixels (1, C, h, w) of a tile to tokens with positions (1, n, D); edges are padded as the model does."""
-        x = self.model.patch_embed(pixels).flatten(1, 2)
+        x = embed_patches(self.model.patch_embed, pixels)
         positions = self.positions(tile)
         return x if positions is None else x + positions
 

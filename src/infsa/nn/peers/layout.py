@@ -69,15 +69,17 @@ def resize(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
 
 
 def resize_by_products(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
-    """The same as two matrix products, whose weights are what PyTorch makes of an identity matrix."""
+    """The same as two matrix products."""
     rows, columns = table.shape[1:]
     if not statically_known_true(rows == grid[0]):
-        identity = torch.eye(rows, dtype=table.dtype, device=table.device).view(1, rows, rows, 1)
-        table = F.interpolate(identity, size=(grid[0], 1), mode=mode, align_corners=False)[0, :, :, 0].mT @ table
-    if not statically_known_true(columns == grid[1]):
-        identity = torch.eye(columns, dtype=table.dtype, device=table.device).view(1, columns, 1, columns)
-        table = table @ F.interpolate(identity, size=(1, grid[1]), mode=mode, align_corners=False)[0, :, 0]
-    return table
+        table = resizing(grid[0], rows, table, mode) @ table
+    return table if statically_known_true(columns == grid[1]) else table @ resizing(grid[1], columns, table, mode).mT
+
+
+def resizing(size: int, base: int, like: Tensor, mode: str = "bicubic") -> Tensor:
+    """The matrix (size, base) that resizes an axis: what PyTorch makes of the identity."""
+    identity = torch.eye(base, dtype=like.dtype, device=like.device)[None, :, :, None]
+    return F.interpolate(identity, size=(size, 1), mode=mode, align_corners=False)[0, :, :, 0].mT
 
 
 def bins(length: int, count: int, like: Tensor) -> Tensor:
