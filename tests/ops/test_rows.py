@@ -56,7 +56,7 @@ def test_a_layer_of_linear_infsa_by_sums(options, monkeypatch):
     layer = infsa.nn.LinearInfSA(32, 4, **options)
     x = torch.randn(2, 50, 32)
     expected = layer(x)
-    for module in (infsa.nn.infsa, infsa.ops.projected, rows):
+    for module in (infsa.ops.projected, rows):
         monkeypatch.setattr(module, "by_sums", lambda x, weight: True)
     torch.testing.assert_close(layer(x), expected)
     monkeypatch.setattr(infsa.ops.projected, "_products_pay", lambda x: True)

@@ -16,8 +16,9 @@ from timm.models.vision_transformer_relpos import RelPosAttention as TimmRelPos
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..nn.infsa import merge_heads, project_pooled, scale_heads, split_heads, zero_padding
-from ..ops import central_pool, projected_pool
+from ..nn.infsa import merge_heads, scale_heads, split_heads, zero_padding
+from ..ops import central_pool, projected_values
+from ..ops.projected import project_pooled
 from .swap import Swapped
 
 
@@ -95,11 +96,13 @@ class Attention(TimmLayer, TimmAttention):
         if self.qkv.bias is not None:
             biases = self.qkv.bias.chunk(3)
         if settings.level == "surgery":
-            pooled = projected_pool(x, self.num_heads, (query, biases[0]), key_mask=key_mask, **options)
+            first, last = (query, biases[0]), (value, biases[2])
+            values, _ = projected_values(x, self.num_heads, first, None, last, key_mask=key_mask, **options)
         else:
             q, k = (split_heads(F.linear(x, *part), self.num_heads) for part in zip((query, key), biases, strict=False))
             pooled = central_pool(self.q_norm(q), self.k_norm(k), x.unsqueeze(1), key_mask=key_mask, **options)
-        rows = merge_heads(scale_heads(project_pooled(pooled, value, biases[2], self.num_heads), self.decay()))
+            values = project_pooled(pooled, value, biases[2], self.num_heads)
+        rows = merge_heads(scale_heads(values, self.decay()))
         return self.proj_drop(self.proj(self.norm(rows)).expand(-1, x.shape[1], -1))
 
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..nn import MultiheadAttention
-from ..nn.infsa import merge_heads, project_pooled, scale_heads
-from ..ops import projected_pool
+from ..nn.infsa import merge_heads, scale_heads
+from ..ops import projected_values
 from ..ops.masking import forbids_future
 from .masks import padding_of, require_mutual
 from .plan import LayerPlan
@@ -148,16 +148,17 @@ class SwappedMultiheadAttention(MultiheadAttention):
         general = is_causal or need_weights or attn_mask is not None or key_bias is not None
         if self.infsa_settings.level == "swap" or general:
             return super()._linear(query, key, value, masks, key_bias, attn_mask, is_causal, need_weights)
-        pooled = projected_pool(
+        rows, _ = projected_values(
             query,
             self.num_heads,
             self._projection(0),
+            None,
+            self._projection(2),
             activation=self.activation,
             key_mask=masks["key_mask"],
             eps=self.eps,
             impl=self.impl,
         )
-        rows = project_pooled(pooled, *self._projection(2), self.num_heads)
         return self.out_proj(merge_heads(scale_heads(rows, self.decay()))).expand(-1, query.shape[1], -1), None
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import central_pool, linear_weights, projected_pool, pure_attention, pure_weights, spread
+from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
-from ..ops.rows import by_sums, linear, linear_by_sums
+from ..ops.projected import project_pooled
+from ..ops.rows import linear
 from ..ops.validate import (
     check_activation,
     check_count,
@@ -43,23 +44,6 @@ def check_tokens(x: Tensor, dim: int) -> None:
     """Refuse anything but (B, N, dim)."""
     if x.dim() != 3 or x.shape[2] != dim:
         raise ValueError(f"x must have shape (B, N, {dim}), got {shape_of(x)}")
-
-
-def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
-    """Apply a value projection after pooling: (Σ a x) Wᵀ + (Σ a) b, head by head.
-
-    Exact, and it touches one row per head instead of N: (B, H, m, D_in) -> (B, H, m, d).
-    """
-    per_head = weight.unflatten(0, (num_heads, -1))  # (H, d, D_in)
-    mean = pooled.mean.to(weight.dtype)
-    if by_sums(mean[:, 0], weight):
-        values = linear_by_sums(mean, per_head.unsqueeze(1), None)
-    else:
-        rows = mean.transpose(0, 1)  # heads first: a weight per head, none copied per image
-        values = (rows.flatten(1, 2) @ per_head.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)
-    if bias is not None:
-        values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
-    return values
 
 
 def project_values(pooled: Pooled, value: nn.Module, num_heads: int) -> Tensor:
@@ -313,29 +297,33 @@ class LinearInfSA(nn.Module):
         """Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
-        pooled = self._pool(
-            zero_padding(x, key_mask),
-            activation=self.activation,
-            key_mask=key_mask,
-            iterations=self.iterations,
-            queries=self.queries,
-            causal="chunk" if is_causal else None,
-            chunk_size=self.chunk_size if is_causal else None,
-            eps=self.eps,
-            impl=self.impl,
-        )
+        options: dict[str, Any] = {
+            "activation": self.activation,
+            "key_mask": key_mask,
+            "iterations": self.iterations,
+            "queries": self.queries,
+            "causal": "chunk" if is_causal else None,
+            "chunk_size": self.chunk_size if is_causal else None,
+            "eps": self.eps,
+            "impl": self.impl,
+        }
+        x = zero_padding(x, key_mask)
+        check_tokens(x, self.proj.out_features)
+        if not self._pools_tokens(x):
+            q, k = self._project(x)
+            pooled = central_pool(q, k, x.unsqueeze(1), **options)
+            return project_values(pooled, self.v, self.num_heads), pooled.groups
+        query, key = (self.q.weight, self.q.bias), None if self.k is None else (self.k.weight, self.k.bias)
+        if type(self.v) is nn.Linear:
+            return projected_values(x, self.num_heads, query, key, (self.v.weight, self.v.bias), **options)
+        pooled = projected_pool(x, self.num_heads, query, key, **options)
         return project_values(pooled, self.v, self.num_heads), pooled.groups
 
-    def _pool(self, x: Tensor, **options: Any) -> Pooled:
-        """Pool x (B, N, D), on a GPU from the projections' weights where they are plain and nobody listens to them."""
-        check_tokens(x, self.proj.out_features)
+    def _pools_tokens(self, x: Tensor) -> bool:
+        """Whether the projections' weights are enough: on a GPU, plain ones that nobody listens to."""
         layers = [self.q] if self.k is None else [self.q, self.k]
         plain = all(type(layer) is nn.Linear and not layer._forward_hooks for layer in layers)
-        if plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda)):
-            key = None if self.k is None else (self.k.weight, self.k.bias)
-            return projected_pool(x, self.num_heads, (self.q.weight, self.q.bias), key, **options)
-        q, k = self._project(x)
-        return central_pool(q, k, x.unsqueeze(1), **options)
+        return plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda))
 
 
 def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:

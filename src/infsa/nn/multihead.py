@@ -8,9 +8,10 @@ from torch.nn.functional import linear
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
 from ..ops.masking import allowed_entries
+from ..ops.projected import project_pooled
 from ..ops.validate import check_activation, check_count, check_dropout, check_eps, check_impl, shape_of
 from .decay import Decay
-from .infsa import merge_heads, project_pooled, scale_heads, split_heads, zero_padding
+from .infsa import merge_heads, scale_heads, split_heads, zero_padding
 
 
 class MultiheadAttention(nn.MultiheadAttention):

@@ -2,7 +2,7 @@
 
 from .decode import PureDecodeState
 from .linear import Pooled, central_pool, linear_attention, linear_weights, spread
-from .projected import projected_pool
+from .projected import projected_pool, projected_values
 from .pure import pure_attention, pure_weights
 from .state import LinearState, energies, key_scores
 
@@ -16,6 +16,7 @@ __all__ = [
     "linear_attention",
     "linear_weights",
     "projected_pool",
+    "projected_values",
     "pure_attention",
     "pure_weights",
     "spread",

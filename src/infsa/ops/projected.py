@@ -1,24 +1,104 @@
 """Pool-first Linear-InfSA from tokens and projection weights: neither queries nor keys need to exist for all tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .activation import ACTIVATIONS
 from .linear import Causal, Pooled, central_pool, weighted_mean
-from .rows import by_sums
+from .rows import by_sums, linear_by_sums
 from .triton.support import FEW_TOKENS, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
-LAUNCHING = 16384  # tokens of a batch up to which a launch takes longer than reading the queries a few times
+Projection = tuple[Tensor, Tensor | None]  # weight (D, D) and bias (D,)
+
+
+def projected_values(
+    x: Tensor,
+    num_heads: int,
+    query: Projection,
+    key: Projection | None,
+    value: Projection,
+    *,
+    activation: str = "relu",
+    key_mask: Tensor | None = None,
+    eps: float = 1e-6,
+    impl: str = "auto",
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Pool x (B, N, D) and project what was pooled: Σ a_j v_j of each group (B, H, m, d), and each token's group.
+
+    The options are those of :func:`projected_pool`, whose result this is after the value projection.
+
+    Example:
+        >>> q, v = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+        >>> x = torch.randn(1, 4096, 512)
+        >>> infsa.ops.projected_values(x, 8, (q.weight, q.bias), None, (v.weight, v.bias))[0].shape
+        torch.Size([1, 8, 1, 64])
+    """
+    projections = (query, key or query, value)
+    if impl == "auto" and activation != "gelu" and _in_few_launches(x, num_heads, projections, **options):
+        from .triton.pooled_values import pooled_values
+
+        _check(x, num_heads, query, key_mask, activation, eps)
+        x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
+        return pooled_values(x, num_heads, *projections, key_mask, activation, eps), None
+    options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
+    pooled = projected_pool(x, num_heads, query, key, **options)
+    return project_pooled(pooled, *value, num_heads), pooled.groups
+
+
+def _in_few_launches(
+    x: Tensor,
+    heads: int,
+    projections: tuple[Projection, ...],
+    iterations: int = 1,
+    queries: int = 1,
+    causal: Causal = None,
+    chunk_size: int | None = None,
+) -> bool:
+    """Whether kernels take x all the way: as it comes, without gradients, on a GPU, where launches would take the time.
+
+    Whatever they do not know, and whatever is wrong, is left to the way of plain operations.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_in_torch_dispatch_mode():
+        return False
+    if x.dim() != 3 or not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x):
+        return False
+    tensors = [x, *(y for pair in projections for y in pair if y is not None)]
+    plain = all(type(y) in (Tensor, nn.Parameter) and y.dtype == x.dtype and y.device == x.device for y in tensors)
+    weights = [weight.shape for weight, _ in projections]
+    fits = all(shape[1:] == x.shape[2:] and shape[0] % heads == 0 for shape in weights) and weights[0] == weights[1]
+    limit = pool_limit(x, max(shape[0] for shape in weights) // heads, iterations, queries, causal)
+    known = plain and fits and limit is None and chunk_size is None
+    return known and choose_implementation("auto", x, None) == "triton"
+
+
+def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
+    """Apply a value projection after pooling: (Σ a x) Wᵀ + (Σ a) b, head by head.
+
+    Exact, and it touches one row per head instead of N: (B, H, m, D_in) -> (B, H, m, d).
+    """
+    per_head = weight.unflatten(0, (num_heads, -1))  # (H, d, D_in)
+    mean = pooled.mean.to(weight.dtype)
+    if by_sums(mean[:, 0], weight):
+        values = linear_by_sums(mean, per_head.unsqueeze(1), None)
+    else:
+        rows = mean.transpose(0, 1)  # heads first: a weight per head, none copied per image
+        values = (rows.flatten(1, 2) @ per_head.mT).unflatten(1, rows.shape[1:3]).transpose(0, 1)
+    if bias is not None:
+        values = values + pooled.mass.to(bias.dtype).unsqueeze(-1) * bias.view(num_heads, 1, -1)
+    return values
 
 
 def projected_pool(
     x: Tensor,
     num_heads: int,
-    query: tuple[Tensor, Tensor | None],
-    key: tuple[Tensor, Tensor | None] | None = None,
+    query: Projection,
+    key: Projection | None = None,
     *,
     activation: str = "relu",
     key_mask: Tensor | None = None,
@@ -39,24 +119,15 @@ def projected_pool(
         >>> infsa.ops.projected_pool(torch.randn(1, 4096, 512), 8, (layer.weight, layer.bias)).mean.shape
         torch.Size([1, 8, 1, 512])
     """
-    check_count(num_heads, "num_heads")
-    if x.dim() != 3 or query[0].shape[1:] != x.shape[2:] or query[0].shape[0] % num_heads:
-        raise ValueError(
-            f"x must be (B, N, D) and the query weight (H d, D) with H = {num_heads}, "
-            f"got {shape_of(x)} and {shape_of(query[0])}"
-        )
-    if x.shape[1] == 0:
-        raise ValueError(f"x needs at least one token, got shape {shape_of(x)}")
-    check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    _check(x, num_heads, query, key_mask, activation, eps)
     limit = pool_limit(x, query[0].shape[0] // num_heads, iterations, queries, causal)
     chosen = choose_implementation(impl, x, limit)
     products = impl == "auto" and chosen != "reference" and limit is None and _products_pay(x)
     if key_mask is not None:
         x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
     if products or chosen == "triton":
-        check_activation(activation)
-        check_eps(eps)
-        sums = (_energies(x, chosen == "triton"), _scores_by_products) if products else _kernels()
+        energies = _energies_of_queries if chosen == "triton" else _energies_by_products
+        sums = (energies, _scores_by_products) if products else _kernels()
         return _pool_from_tokens(x, num_heads, query, key or query, activation, key_mask, eps, *sums)
     q = _project(x, query, num_heads)
     return central_pool(
@@ -74,7 +145,21 @@ def projected_pool(
     )
 
 
-def _project(x: Tensor, projection: tuple[Tensor, Tensor | None], num_heads: int) -> Tensor:
+def _check(x: Tensor, num_heads: int, query: Projection, key_mask: Tensor | None, activation: str, eps: float) -> None:
+    check_count(num_heads, "num_heads")
+    if x.dim() != 3 or query[0].shape[1:] != x.shape[2:] or query[0].shape[0] % num_heads:
+        raise ValueError(
+            f"x must be (B, N, D) and the query weight (H d, D) with H = {num_heads}, "
+            f"got {shape_of(x)} and {shape_of(query[0])}"
+        )
+    if x.shape[1] == 0:
+        raise ValueError(f"x needs at least one token, got shape {shape_of(x)}")
+    check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+    check_activation(activation)
+    check_eps(eps)
+
+
+def _project(x: Tensor, projection: Projection, num_heads: int) -> Tensor:
     return torch.nn.functional.linear(x, *projection).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
@@ -91,8 +176,8 @@ def _products_pay(x: Tensor) -> bool:
 def _pool_from_tokens(
     x: Tensor,
     heads: int,
-    query: tuple[Tensor, Tensor | None],
-    key: tuple[Tensor, Tensor | None],
+    query: Projection,
+    key: Projection,
     activation: str,
     mask: Tensor | None,
     eps: float,
@@ -123,13 +208,6 @@ def _kernels() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tupl
     return energy_sums, score_sums
 
 
-def _energies(x: Tensor, kernels: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The way to the first sums: eager and short, launches take the time; otherwise reading q does."""
-    if not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and x.shape[0] * x.shape[1] <= LAUNCHING:
-        return _energies_in_few_launches
-    return _energies_of_queries if kernels else _energies_by_products
-
-
 def _energies_by_products(
     x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
@@ -139,18 +217,6 @@ def _energies_by_products(
     if mask is not None:
         energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
     return energy.sum(1), (energy.unsqueeze(-1) * q).sum(1)
-
-
-def _energies_in_few_launches(
-    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
-) -> tuple[Tensor, Tensor]:
-    """The same for short inputs without gradients; e and Σ e q are rounded to the type of x."""
-    q = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (heads, -1))  # (B, N, H, d)
-    energy = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float32)
-    if mask is not None:
-        energy = energy.masked_fill(~mask.unsqueeze(-1), 0)
-    vectors = energy.to(q.dtype).mT.unsqueeze(2) @ q.transpose(1, 2)  # (B, H, 1, d)
-    return energy.sum(1), vectors.squeeze(2).float()
 
 
 def _energies_of_queries(

@@ -74,6 +74,23 @@ def span_kernel(
     tl.store(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], tl.sum(vectors, 0), mask=mask)
 
 
+@triton.jit
+def added(
+    totals_ptr, vectors_ptr, batch, head, heads, splits, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The sums of the spans of one batch item and head: a number and a vector."""
+    inside = tl.arange(0, PADDED)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    vector = tl.zeros([BLOCK, PADDED], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(batch) * splits + split) * heads + head
+        total += tl.load(totals_ptr + spot, mask=split < splits, other=0.0)
+        mask = (split < splits)[:, None] & (inside < WIDTH)[None, :]
+        vector += tl.load(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
+    return tl.sum(total, 0), tl.sum(vector, 0)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def add_kernel(
     totals_ptr,
@@ -86,20 +103,12 @@ def add_kernel(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sums of the spans of one batch item and head."""
+    """The same, written."""
     batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    total, vector = added(totals_ptr, vectors_ptr, batch, head, heads, splits, WIDTH, PADDED, BLOCK)
+    tl.store(total_ptr + tl.program_id(0), total)
     inside = tl.arange(0, PADDED)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    vector = tl.zeros([BLOCK, PADDED], dtype=tl.float32)
-    for start in tl.range(0, splits, BLOCK):
-        split = start + tl.arange(0, BLOCK)
-        spot = (wide(batch) * splits + split) * heads + head
-        total += tl.load(totals_ptr + spot, mask=split < splits, other=0.0)
-        mask = (split < splits)[:, None] & (inside < WIDTH)[None, :]
-        vector += tl.load(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + tl.program_id(0), tl.sum(total, 0))
-    place = wide(tl.program_id(0)) * WIDTH + inside
-    tl.store(vector_ptr + place, tl.sum(vector, 0), mask=inside < WIDTH)
+    tl.store(vector_ptr + wide(tl.program_id(0)) * WIDTH + inside, vector, mask=inside < WIDTH)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -151,40 +160,51 @@ def _sizes(q: Tensor, mask: Tensor | None, heads: int) -> tuple[LinearConfig, di
     return config, sizes | {"BLOCK_H": max(1, config.columns // padded)} | config.launch
 
 
+def spans_of(n: int, programs: int, block: int) -> tuple[int, int]:
+    """How many spans n tokens are cut into, and how long each is, in whole blocks.
+
+    Example:
+        >>> spans_of(100, 4, 16)
+        (4, 32)
+    """
+    span = triton.cdiv(triton.cdiv(n, max(1, programs)), block) * block
+    return triton.cdiv(n, span), span
+
+
+def span_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Σ e (B, spans, H) and Σ e q (B, spans, H, d) in float32, of at least one image.
+
+    Example:
+        >>> totals, vectors = span_sums(layer.q(x), None, heads=64)
+    """
+    q = readable(q)
+    batch, n, _ = q.shape
+    config, sizes = _sizes(q, mask, heads)
+    head_blocks = triton.cdiv(heads, sizes["BLOCK_H"])
+    splits, span = spans_of(n, config.programs // (batch * head_blocks), config.block_n)
+    totals = q.new_empty(batch, splits, heads, dtype=torch.float32)
+    vectors = totals.new_empty(batch, splits, heads, sizes["WIDTH"])
+    with on_device(q):
+        span_kernel[(batch * splits * head_blocks,)](
+            q, mask_bytes(mask, q), totals, vectors, *q.stride()[:2], heads, n, splits, span, **sizes
+        )
+    return totals, vectors
+
+
 def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """Σ e (B, H) and Σ e q (B, H, d) in float32 of queries (B, N, H · d); ``mask`` (B, N) is True for real tokens.
 
     Example:
         >>> total, vectors = query_sums(layer.q(x), None, heads=64)
     """
-    q = readable(q)
-    batch, n, _ = q.shape
-    config, sizes = _sizes(q, mask, heads)
-    width, head_blocks = sizes["WIDTH"], triton.cdiv(heads, sizes["BLOCK_H"])
-    wanted = max(1, config.programs // max(1, batch * head_blocks))
-    span = triton.cdiv(triton.cdiv(n, wanted), config.block_n) * config.block_n
-    splits = triton.cdiv(n, span)
-    totals = q.new_empty(batch, splits, heads, dtype=torch.float32)
-    vectors = totals.new_empty(batch, splits, heads, width)
-    total, vector = totals.new_empty(batch, heads), totals.new_empty(batch, heads, width)
-    if batch == 0:
-        return total, vector
-    with on_device(q):
-        span_kernel[(batch * splits * head_blocks,)](
-            q, mask_bytes(mask, q), totals, vectors, *q.stride()[:2], heads, n, splits, span, **sizes
-        )
-        add_kernel[(batch * heads,)](
-            totals,
-            vectors,
-            total,
-            vector,
-            heads,
-            splits,
-            WIDTH=width,
-            PADDED=sizes["PADDED"],
-            BLOCK=SPANS_AT_ONCE,
-            num_warps=4,
-        )
+    batch, width = q.shape[0], q.shape[2] // heads
+    total = q.new_empty(batch, heads, dtype=torch.float32)
+    vector = total.new_empty(batch, heads, width)
+    if batch:
+        totals, vectors = span_sums(q, mask, heads)
+        sizes = {"WIDTH": width, "PADDED": padded_width(width), "BLOCK": SPANS_AT_ONCE, "num_warps": 4}
+        with on_device(q):
+            add_kernel[(batch * heads,)](totals, vectors, total, vector, heads, totals.shape[1], **sizes)
     return total, vector
 
 
