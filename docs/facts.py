@@ -119,8 +119,8 @@ TABLES = {
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
         "linear": lambda: linear_table(measured("kernels-h200")),
-        "memory": lambda: memory_table(measured("kernels-h200")),
-        "short": lambda: short_table(measured("kernels-h200")),
+        "memory": lambda: memory_table(measured("kernels-growth-h200")),
+        "short": lambda: short_table(measured("kernels-growth-h200")),
         "models": lambda: model_table(measured("models-h200")),
         "bars": lambda: bar_table(measured("models-h200")),
     },

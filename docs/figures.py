@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     figures.draw_five_tokens(IMAGES / "five-tokens.png")
-    kernels, models = RESULTS / "kernels-h200.json", RESULTS / "models-h200.json"
+    kernels, models = RESULTS / "kernels-growth-h200.json", RESULTS / "models-h200.json"
     if kernels.exists():
         draw_kernels(read_json(kernels), IMAGES / "kernels", read_json(models) if models.exists() else None)
 
