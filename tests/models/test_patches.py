@@ -5,7 +5,8 @@ import torch
 from timm.layers import PatchEmbed
 from torch import nn
 
-from infsa.models.patches import disjoint, embed_patches, project, unfold
+import infsa
+from infsa.models.patches import disjoint, project, unfold
 
 
 class OnGpu(torch.Tensor):
@@ -37,24 +38,50 @@ def test_sides_are_padded_as_by_the_layer(size):
     torch.testing.assert_close(project(layer, unfold(layer, images)), layer(images).flatten(1, 2))
 
 
-def test_a_gpu_takes_the_product_unless_somebody_listens():
+def test_a_gpu_takes_the_product(monkeypatch):
+    torch.manual_seed(0)
+    model = infsa.create_model("infvit_linear_tiny", embed_dim=24, num_heads=3).eval()
+    images = torch.randn(2, 3, 48, 32)
+    expected, grid = model.embed(images)
+    monkeypatch.setattr(PatchEmbed, "forward", lambda *_: pytest.fail("the convolution was called"))
+    found, same = model.embed(images.as_subclass(OnGpu))
+    assert grid == same == (6, 4)
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), expected)
+
+
+@pytest.mark.parametrize("listening", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_whoever_listens_is_called(listening, inner):
     layer = patch_embed()
-    images, calls = torch.randn(1, 3, 16, 12, dtype=torch.float64), []
-    layer.forward = lambda x: calls.append(x.shape) or PatchEmbed.forward(layer, x)
-    on_gpu = images.as_subclass(OnGpu)
-    torch.testing.assert_close(embed_patches(layer, on_gpu).as_subclass(torch.Tensor), embed_patches(layer, images))
-    assert len(calls) == 1
-    layer.proj.register_forward_hook(lambda *_: None)
-    embed_patches(layer, on_gpu)
-    assert len(calls) == 2
+    listener = layer.proj if inner else layer
+    handle = getattr(listener, f"register_{listening}_hook")(lambda *_: None)
+    assert not disjoint(layer)
+    handle.remove()
+    assert disjoint(layer)
+    listener.forward = lambda x: x
+    assert not disjoint(layer)
 
 
-@pytest.mark.parametrize("change", ["groups", "stride", "padding", "subclass"])
+def test_whoever_listens_to_everything_is_called():
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not disjoint(patch_embed())
+    handle.remove()
+    assert disjoint(patch_embed())
+
+
+@pytest.mark.parametrize("change", ["groups", "stride", "padding", "dilation", "subclass"])
 def test_other_layers_are_not_disjoint_patches(change):
     layer = patch_embed()
-    assert disjoint(layer)
     if change == "subclass":
         layer.proj = type("Conv", (nn.Conv2d,), {})(3, 24, 4, 4)
     else:
-        layer.proj = nn.Conv2d(3, 24, 4, **{"stride": 4, change: {"groups": 3, "stride": 2, "padding": 1}[change]})
+        values = {"groups": 3, "stride": 2, "padding": 1, "dilation": 2}
+        layer.proj = nn.Conv2d(3, 24, 4, **{"stride": 4, change: values[change]})
     assert not disjoint(layer)
+
+
+def test_images_without_pixels_are_refused():
+    model = infsa.create_model("infvit_linear_tiny", dynamic_img_pad=True)
+    for size in ((0, 32), (32, 0)):
+        with pytest.raises(ValueError, match=rf"^images must have at least one pixel a side, got \({size[0]}, "):
+            model(torch.zeros(1, 3, *size))

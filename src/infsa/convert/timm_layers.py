@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ..nn.infsa import merge_heads, scale_heads, split_heads, zero_padding
 from ..ops import central_pool, projected_values
 from ..ops.projected import project_pooled
+from ..ops.rows import untouched
 from .swap import Swapped
 
 
@@ -79,8 +80,7 @@ class Attention(TimmLayer, TimmAttention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend: x (B, N, D) -> (B, N, D)."""
-        hooked = self.qkv._forward_hooks or self.qkv._forward_pre_hooks
-        plain = getattr(self, "gate", None) is None and type(self.qkv) is nn.Linear and not hooked
+        plain = getattr(self, "gate", None) is None and type(self.qkv) is nn.Linear and untouched(self.qkv)
         if self.infsa_settings.variant == "linear" and plain and not is_causal:
             return self._pool_first(x, self.token_mask(x, attn_mask))
         q, k, v = self._fused(x)

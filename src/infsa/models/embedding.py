@@ -15,9 +15,9 @@ OWN = ("positions", "with_positions", "with_prefix")  # what a subclass must not
 
 
 def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
-    """``model.embed`` with one matrix product in place of the convolution, where that is all that embeds a patch.
+    """``model.embed``, the positions resized by the product that embeds the patches, where nothing more embeds them.
 
-    A resized position is a product too, of cubic weights with the table: in half precision the weights stand beside
+    A resized position is a product, of cubic weights with the table: in half precision the weights stand beside
     the patch's pixels, the table beside the convolution's weight. Both do so twice, for the leading bits of the cubic
     weights and for the others, so that only the sum of patch and position is rounded.
 

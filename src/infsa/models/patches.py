@@ -3,6 +3,7 @@
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
+from ..ops.rows import untouched
 from ..ops.validate import exporting
 
 
@@ -55,4 +56,4 @@ def disjoint(layer: PatchEmbed) -> bool:
     c = layer.proj
     plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
     alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)
-    return alone and not any((m._forward_hooks or m._forward_pre_hooks) for m in (layer, c))
+    return alone and untouched(layer, c)

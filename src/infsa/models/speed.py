@@ -18,7 +18,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from ..ops.rows import linear
+from ..ops.rows import linear, untouched
 from ..ops.validate import check_count, transformed
 from .block import Block
 from .embedding import embed_by_product
@@ -202,7 +202,7 @@ def _mlp(mlp: nn.Module, x: Tensor) -> Tensor:
     """The block's MLP; a plain one in half precision with the cheaper GELU."""
     if type(mlp) is not Mlp or x.dtype not in HALF or not is_exact_gelu(mlp.act):
         return mlp(x)
-    if not isinstance(mlp.norm, nn.Identity) or any(m._forward_hooks or m._forward_pre_hooks for m in mlp.modules()):
+    if not isinstance(mlp.norm, nn.Identity) or not untouched(*mlp.modules()):
         return mlp(x)
     return linear(half_gelu(linear(x, mlp.fc1)), mlp.fc2)
 

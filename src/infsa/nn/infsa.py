@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
 from ..ops.projected import project_pooled
-from ..ops.rows import linear
+from ..ops.rows import linear, untouched
 from ..ops.validate import (
     check_activation,
     check_count,
@@ -47,7 +47,7 @@ def check_tokens(x: Tensor, dim: int) -> None:
 
 
 def project_values(pooled: Pooled, value: nn.Module, num_heads: int) -> Tensor:
-    """The same with a module; one that is not a plain ``nn.Linear`` (an adapter, a quantised layer) is called.
+    """``project_pooled`` by a module; what is not a plain ``nn.Linear`` (an adapter, a quantised layer) is called.
 
     Such a module must be affine: f(Σ a x) − f(0) + (Σ a) f(0), on every head's row, of which that head keeps its part.
     """
@@ -322,7 +322,7 @@ class LinearInfSA(nn.Module):
     def _pools_tokens(self, x: Tensor) -> bool:
         """Whether the projections' weights are enough: on a GPU, plain ones that nobody listens to."""
         layers = [self.q] if self.k is None else [self.q, self.k]
-        plain = all(type(layer) is nn.Linear and not layer._forward_hooks for layer in layers)
+        plain = all(type(layer) is nn.Linear for layer in layers) and untouched(*layers)
         return plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda))
 
 

@@ -10,10 +10,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from .activation import ACTIVATIONS
 from .linear import Causal, Pooled, central_pool, weighted_mean
 from .rows import by_sums, linear_by_sums
-from .triton.support import FEW_TOKENS, pool_limit
+from .triton.support import FEW_TOKENS, Projection, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
-
-Projection = tuple[Tensor, Tensor | None]  # weight (D, D) and bias (D,)
 
 
 def projected_values(
@@ -45,7 +43,10 @@ def projected_values(
 
         _check(x, num_heads, query, key_mask, activation, eps)
         x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
-        return pooled_values(x, num_heads, *projections, key_mask, activation, eps), None
+        dtype = _compute_dtype(x)
+        first, middle, last = ((w.to(dtype), None if b is None else b.to(dtype)) for w, b in projections)
+        with torch.autocast(x.device.type, enabled=False):
+            return pooled_values(x.to(dtype), num_heads, first, middle, last, key_mask, activation, eps), None
     options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
     pooled = projected_pool(x, num_heads, query, key, **options)
     return project_pooled(pooled, *value, num_heads), pooled.groups
@@ -60,20 +61,22 @@ def _in_few_launches(
     causal: Causal = None,
     chunk_size: int | None = None,
 ) -> bool:
-    """Whether kernels take x all the way: as it comes, without gradients, on a GPU, where launches would take the time.
+    """Whether kernels take x all the way: as it comes, without gradients, in bfloat16 on a GPU.
 
     Whatever they do not know, and whatever is wrong, is left to the way of plain operations.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_in_torch_dispatch_mode():
         return False
-    if x.dim() != 3 or not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x):
+    if x.dim() != 3 or not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x) or not heads:
         return False
     tensors = [x, *(y for pair in projections for y in pair if y is not None)]
-    plain = all(type(y) in (Tensor, nn.Parameter) and y.dtype == x.dtype and y.device == x.device for y in tensors)
+    plain = all(type(y) in (Tensor, nn.Parameter) and y.device == x.device for y in tensors)
+    typed = torch.is_autocast_enabled(x.device.type) or all(y.dtype == x.dtype for y in tensors)
     weights = [weight.shape for weight, _ in projections]
     fits = all(shape[1:] == x.shape[2:] and shape[0] % heads == 0 for shape in weights) and weights[0] == weights[1]
+    fits = fits and all(bias is None or bias.shape == weight.shape[:1] for weight, bias in projections)
     limit = pool_limit(x, max(shape[0] for shape in weights) // heads, iterations, queries, causal)
-    known = plain and fits and limit is None and chunk_size is None
+    known = plain and typed and fits and limit is None and chunk_size is None
     return known and choose_implementation("auto", x, None) == "triton"
 
 

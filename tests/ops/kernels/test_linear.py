@@ -205,6 +205,22 @@ def test_the_registered_sums_over_queries():
     torch.testing.assert_close(*gradients)
 
 
+def test_the_way_back_under_vmap_and_compiled_autograd():
+    """Where a kernel cannot go, plain operations do."""
+    q = torch.randn(1, 20, 32, device=DEVICE, requires_grad=True)
+    total, vectors = register_linear.query_sums(q, None, 4)
+    weights = torch.randn(3, *total.shape, device=DEVICE)
+
+    def pulled(weight):
+        return torch.autograd.grad((total, vectors), q, (weight, torch.ones_like(vectors)), retain_graph=True)[0]
+
+    expected = torch.stack([pulled(weight) for weight in weights])
+    torch.testing.assert_close(torch.func.vmap(pulled)(weights), expected)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        (total * weights[0]).sum().add(vectors.sum()).backward()
+    torch.testing.assert_close(q.grad, expected[0])
+
+
 def test_products_with_the_kernel_are_the_layer(monkeypatch):
     """What a GPU takes by default: the projection by a product, its sums by the kernel, scores by products."""
     monkeypatch.setattr(projected, "_products_pay", lambda x: True)

@@ -28,17 +28,16 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(projected, "choose_implementation", lambda impl, *_: "triton" if impl == "auto" else impl)
 
 
-def problem(seed, batch, n, dim, heads, *, rows=None, tied=True, bias=True):
+def problem(seed, batch, n, dim, heads, *, rows=None, values=None, tied=True, bias=True):
     """x and the projections of queries, keys (None: those of the queries) and values, in bfloat16."""
     g = torch.Generator().manual_seed(seed)
-    rows = rows or dim
 
-    def projection():
+    def projection(rows=rows or dim):
         weight, offset = torch.randn(rows, dim, generator=g) / dim**0.5, 0.3 * torch.randn(rows, generator=g)
         return weight.to(DEVICE, torch.bfloat16), offset.to(DEVICE, torch.bfloat16) if bias else None
 
     x = torch.randn(batch, n, dim, generator=g).to(DEVICE, torch.bfloat16)
-    return x, heads, projection(), None if tied else projection(), projection()
+    return x, heads, projection(), None if tied else projection(), projection(values or rows or dim)
 
 
 def wide(x, heads, *projections):
@@ -66,11 +65,14 @@ CASES = {
     "padded": ((2, 70, 48, 3), {}, {"key_mask": lengths_mask([50, 70], 70)}),
     "masked": ((1, 130, 34, 2), {"tied": False}, {"key_mask": random_mask((1, 130), 2), "activation": "abs"}),
     "many_heads": ((1, 100, 96, 96), {"rows": 192}, {}),
+    "wide_heads": ((2, 70, 200, 2), {}, {}),  # more channels than one step of a kernel takes
+    "other_values": ((1, 40, 260, 2), {"tied": False, "rows": 96, "values": 40}, {}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_error_is_at_most_twice_that_of_the_equations(case):
+def test_error_is_at_most_twice_that_of_the_equations(case, monkeypatch):
+    monkeypatch.setattr(kernels, "SPANS_AT_ONCE", 2)  # a few spans are several steps then
     sizes, projections, options = CASES[case]
     options = {name: y.to(DEVICE) if isinstance(y, torch.Tensor) else y for name, y in options.items()}
     found, plain = [], []
@@ -103,6 +105,16 @@ def test_a_layer_takes_them_and_padding_leaves_no_trace(as_on_a_gpu, monkeypatch
     plain = layer(x, mask)
     assert len(calls) == 2
     assert (padded - plain).norm() <= 2**-6 * plain.norm()
+
+
+def test_autocast_computes_in_its_type(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(projected, "_products_pay", lambda x: projected._compute_dtype(x) == torch.bfloat16)
+    x, heads, *projections = problem(0, 1, 70, 48, 3, tied=False)
+    expected, _ = projected.projected_values(x, heads, *projections)
+    pairs = [tuple(y.float() for y in pair) for pair in projections]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found, _ = projected.projected_values(x.float(), heads, *pairs)
+    assert torch.equal(found, expected)
 
 
 LEFT = {
@@ -143,6 +155,10 @@ def test_everything_else_is_left_to_plain_operations(case, as_on_a_gpu, monkeypa
 def test_bad_options_are_refused_in_one_line(change, message, as_on_a_gpu):
     with pytest.raises(ValueError, match=message):
         projected.projected_values(*problem(0, 1, 20, 32, 4), **change)
-    x, _, *projections = problem(0, 1, 20, 32, 4)
+    x, _, query, key, value = problem(0, 1, 20, 32, 4)
     with pytest.raises(ValueError, match=r"^x must be \(B, N, D\)"):
-        projected.projected_values(x, 5, *projections)
+        projected.projected_values(x, 5, query, key, value)
+    with pytest.raises(ValueError, match=r"^num_heads must be an integer >= 1, got 0$"):
+        projected.projected_values(x, 0, query, key, value)
+    with pytest.raises(RuntimeError):  # as PyTorch refuses it; a kernel would read past its end
+        projected.projected_values(x, 4, query, key, (value[0], value[1][:7]))

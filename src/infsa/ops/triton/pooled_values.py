@@ -16,6 +16,7 @@ from .configs import padded_width
 from .layout import mask_bytes, on_device
 from .parts import COUNTS, NUMBERS, edges, real_tokens, rounded, wide
 from .query_sums import SPANS_AT_ONCE, added, span_sums, spans_of
+from .support import Projection
 
 CHANNELS = 128  # of a token, per step
 TOKENS = 64  # per step over the scores
@@ -134,9 +135,6 @@ def value_kernel(
         found += mass * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
     found = rounded(found / (mass + eps), values_ptr.dtype.element_ty)
     tl.store(values_ptr + wide(place) * WIDTH + inside, found, mask=inside < WIDTH)
-
-
-Projection = tuple[Tensor, Tensor | None]
 
 
 def pooled_values(

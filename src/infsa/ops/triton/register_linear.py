@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
+from ..validate import transformed
 from . import linear_sums
 from .query_sums import query_gradients
 from .query_sums import query_sums as launch_query_sums
@@ -135,7 +136,7 @@ def _save_queries(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _queries_backward(ctx: Any, grad_total: Tensor, grad_vectors: Tensor) -> tuple[Any, ...]:
     """dq_i = (g_e + g_q · q_i) q_i / e_i + e_i g_q, by a kernel; traced, in plain operations that a compiler fuses."""
     q, mask = ctx.saved_tensors
-    if type(q) is Tensor and not torch.is_grad_enabled():
+    if type(q) is Tensor and not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed()):
         return query_gradients(grad_total, grad_vectors, q, mask, ctx.heads), None, None
     wide = q.unflatten(-1, (ctx.heads, -1)).float()  # (B, N, H, d)
     energy = torch.linalg.vector_norm(wide, dim=-1)

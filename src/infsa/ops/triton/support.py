@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+Projection = tuple[Tensor, Tensor | None]  # weight (H d, D) and bias (H d,)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WIDTH = 128
 FEW_TOKENS = 16  # so few that the two terms of a score's gradient nearly cancel: computed in float32
