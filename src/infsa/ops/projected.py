@@ -38,18 +38,26 @@ def projected_values(
         torch.Size([1, 8, 1, 64])
     """
     projections = (query, key or query, value)
-    if impl == "auto" and activation != "gelu" and _in_few_launches(x, num_heads, projections, **options):
+    few = impl == "auto" and activation != "gelu" and _in_few_launches(x, num_heads, projections, **options)
+    if few and not torch.is_autocast_enabled(x.device.type):
         from .triton.pooled_values import pooled_values
 
         _check(x, num_heads, query, key_mask, activation, eps)
         x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
-        dtype = _compute_dtype(x)
-        first, middle, last = ((w.to(dtype), None if b is None else b.to(dtype)) for w, b in projections)
-        with torch.autocast(x.device.type, enabled=False):
-            return pooled_values(x.to(dtype), num_heads, first, middle, last, key_mask, activation, eps), None
+        return pooled_values(x, num_heads, *projections, key_mask, activation, eps), None
     options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
+    if few:
+        dtype = _compute_dtype(x)
+        typed = (_cast(query, dtype), None if key is None else _cast(key, dtype), _cast(value, dtype))
+        with torch.autocast(x.device.type, enabled=False):
+            return projected_values(x.to(dtype), num_heads, *typed, **options)
     pooled = projected_pool(x, num_heads, query, key, **options)
     return project_pooled(pooled, *value, num_heads), pooled.groups
+
+
+def _cast(projection: Projection, dtype: torch.dtype) -> Projection:
+    weight, bias = projection
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _in_few_launches(
