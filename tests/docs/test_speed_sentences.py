@@ -106,6 +106,9 @@ SENTENCES = {
         and 3 * max(timed(name, 4096, "train") for name in PEERS) < timed("infsa_pure", 4096, "train")
         and 2 * timed("infsa_pure", 4096, "train") < timed("softmax-cudnn", 4096, "train")
     ),
+    "Linformer takes longer at 512² than at 1024², and compiled half as long at 1024²": lambda: (
+        timed("linformer", 512) > timed("linformer", 1024) > 1.9 * graph("linformer")
+    ),
     "In inference only unfused softmax does, soon after": lambda: all(
         (peak(name, 2048) > 40) == (name == "softmax-naive") for name in (*PEERS, *QUADRATIC, "infsa_pure")
     ),
