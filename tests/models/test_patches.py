@@ -63,9 +63,8 @@ def test_whoever_listens_is_called(listening, inner):
 
 
 def test_whoever_listens_to_everything_is_called():
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert not disjoint(patch_embed())
-    handle.remove()
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
+        assert not disjoint(patch_embed())
     assert disjoint(patch_embed())
 
 

@@ -37,12 +37,12 @@ def projected_values(
         >>> infsa.ops.projected_values(x, 8, (q.weight, q.bias), None, (v.weight, v.bias))[0].shape
         torch.Size([1, 8, 1, 64])
     """
+    _check(x, num_heads, query, key_mask, activation, eps)
     projections = (query, key or query, value)
     few = impl == "auto" and activation != "gelu" and _in_few_launches(x, num_heads, projections, **options)
     if few and not torch.is_autocast_enabled(x.device.type):
         from .triton.pooled_values import pooled_values
 
-        _check(x, num_heads, query, key_mask, activation, eps)
         x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
         return pooled_values(x, num_heads, *projections, key_mask, activation, eps), None
     options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
@@ -75,7 +75,7 @@ def _in_few_launches(
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_in_torch_dispatch_mode():
         return False
-    if x.dim() != 3 or not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x) or not heads:
+    if not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x):
         return False
     tensors = [x, *(y for pair in projections for y in pair if y is not None)]
     plain = all(type(y) in (Tensor, nn.Parameter) and y.device == x.device for y in tensors)

@@ -132,9 +132,9 @@ def test_everything_else_is_left_to_plain_operations(case, as_on_a_gpu, monkeypa
     batch, n = {"nobody": (0, 20), "few": (1, 16)}.get(case, (1, 20))
     x, *projections = problem(0, batch, n, 32, 4)
     if case == "float32":
-        x, *projections = (y.float() if isinstance(y, torch.Tensor) else y for y in wide(x, *projections))
-        projections = [tuple(z.float() for z in y) if isinstance(y, tuple) else y for y in projections]
-        projected.projected_values(x, *projections, impl="chunked")
+        heads, *pairs = projections
+        pairs = [None if pair is None else tuple(y.float() for y in pair) for pair in pairs]
+        projected.projected_values(x.float(), heads, *pairs)
     elif case == "gradients":
         with torch.enable_grad():
             projected.projected_values(x, *projections)
