@@ -13,6 +13,7 @@ from infsa.models import load_weights, save_weights
 from .helpers import images, small
 
 TINY = "infvit_linear_tiny"
+FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_round_trip_through_infsa_and_timm(saved):
 
 def test_the_folder_holds_safetensors_configuration_and_card(saved):
     model, folder = saved
-    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == FILES
     config = json.loads((folder / "config.json").read_text())
     assert config["architecture"] == TINY
     assert config["model_args"]["attention"] == "agent"
@@ -113,7 +114,7 @@ def test_a_missing_file_is_named(saved):
 def test_saving_over_an_old_folder_leaves_no_scratch(saved):
     model, folder = saved
     save_weights(model, folder)
-    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == FILES
 
 
 def test_the_saved_arguments_are_used_and_contradictions_refused(tmp_path):

@@ -10,7 +10,7 @@ import timm.data
 import torch
 
 from ..models import InfViT, create_model, list_models, read_weights
-from ..models.weights import DEFAULT_ARCHITECTURE
+from ..models.folder import DEFAULT_ARCHITECTURE
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ The models hold an :class:`InfViT` as ``model.infvit``; its weights are those of
 """
 
 import inspect
+import os
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -20,6 +20,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 
 from ..nn.peers import Attention
+from .folder import folder_config, label_names, processor_config
 from .infvit import InfViT, init_linear
 from .maps import weights_of
 
@@ -28,10 +29,13 @@ ARGUMENTS = {
     for name, parameter in inspect.signature(InfViT).parameters.items()
     if name not in ("num_classes", "device", "dtype")
 }
+HUB = ("push_to_hub", "repo_id", "token", "private", "commit_message")  # of save_pretrained, for the processor too
 
 
 class InfViTConfig(PretrainedConfig):
     """The arguments of :class:`InfViT`, in Hugging Face's form; ``num_labels`` is its ``num_classes``.
+
+    ``pretrained_cfg`` is timm's description of the data: colours, crop, resampling and names of the classes.
 
     Example:
         >>> config = InfViTConfig(embed_dim=192, depth=6, num_heads=12, img_size=64, patch_size=8, num_labels=10)
@@ -43,20 +47,31 @@ class InfViTConfig(PretrainedConfig):
     def __init__(self, **kwargs: Any) -> None:
         for name, default in ARGUMENTS.items():
             setattr(self, name, kwargs.pop(name, default))
+        self.pretrained_cfg: dict[str, Any] = dict(kwargs.pop("pretrained_cfg", None) or {})
         super().__init__(**kwargs)
 
     @classmethod
     def from_infvit(cls, model: InfViT, **kwargs: Any) -> "InfViTConfig":
-        """The configuration of an existing model."""
+        """The configuration of an existing model, with the names of its classes if it knows them."""
         arguments = {k: list(v) if isinstance(v, tuple) else v for k, v in model.arguments.items()}
-        num_classes = arguments.pop("num_classes")
-        return cls(**arguments, **({"num_labels": num_classes} if num_classes else {}), **kwargs)
+        num_classes, names = arguments.pop("num_classes"), label_names(model)
+        if names is not None and "id2label" not in kwargs:
+            kwargs |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        labels = {"num_labels": num_classes} if num_classes and "id2label" not in kwargs else {}
+        return cls(**arguments, **labels, **{"pretrained_cfg": folder_config(model)["pretrained_cfg"], **kwargs})
 
     def build(self, num_classes: int) -> InfViT:
         """The model this configuration describes."""
         values = {name: getattr(self, name) for name in ARGUMENTS}
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return InfViT(**values, num_classes=num_classes)
+        model = InfViT(**values, num_classes=num_classes)
+        model.pretrained_cfg = {**self.pretrained_cfg, "label_names": self.label_names()}  # type: ignore[assignment]
+        return model
+
+    def label_names(self) -> list[str] | None:
+        """The names of the classes, or None where they are Hugging Face's stand-ins."""
+        names = [str(self.id2label[index]) for index in range(self.num_labels)]
+        return None if names == [f"LABEL_{index}" for index in range(self.num_labels)] else names
 
 
 class InfViTPreTrainedModel(PreTrainedModel):
@@ -94,6 +109,20 @@ class InfViTPreTrainedModel(PreTrainedModel):
     def gradient_checkpointing_disable(self) -> None:
         """Keep activations again."""
         self.infvit.set_grad_checkpointing(False)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, **kwargs: Any
+    ) -> None:
+        """Write weights, configuration and image processor: a folder that timm and this package read as well."""
+        self.infvit.pretrained_cfg["label_names"] = self.config.label_names()  # type: ignore[index, operator]
+        facts = folder_config(self.infvit)
+        described = set() if facts["num_labels"] else {"num_labels"}  # without a classifier, labels stay as they are
+        for name in facts.keys() - described - {"id2label", "label2id", "architectures", "model_type"}:
+            setattr(self.config, name, facts[name])
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if is_main_process and self.config.in_chans == 3 and os.path.isdir(save_directory):
+            hub = {name: kwargs[name] for name in HUB if name in kwargs}
+            image_processor(self).save_pretrained(save_directory, **hub)
 
     @property
     def is_gradient_checkpointing(self) -> bool:
@@ -208,25 +237,11 @@ def image_processor(model: InfViT | InfViTPreTrainedModel | InfViTConfig) -> Bit
     A base size that is not square is resized to directly.
     """
     config = model.config if isinstance(model, InfViTPreTrainedModel) else model
-    size, channels = (
-        (config.patch_embed.img_size, config.in_chans)
-        if isinstance(config, InfViT)
-        else (config.img_size, config.in_chans)
-    )
-    if channels != 3:
-        raise ValueError(f"the image processor makes RGB images, got a model with in_chans={channels}")
-    data = getattr(config, "pretrained_cfg", None) or {}
-    height, width = (size, size) if isinstance(size, int) else size
-    crop = data.get("crop_pct", 224 / 257 if height == width == 224 else 1.0)
-    square = height == width
-    return BitImageProcessor(
-        size={"shortest_edge": round(height / crop)} if square else {"height": height, "width": width},
-        do_center_crop=square,
-        crop_size={"height": height, "width": width},
-        image_mean=list(data.get("mean", IMAGENET_DEFAULT_MEAN)),
-        image_std=list(data.get("std", IMAGENET_DEFAULT_STD)),
-        resample=3,
-    )
+    size = config.patch_embed.img_size if isinstance(config, InfViT) else config.img_size
+    if config.in_chans != 3:
+        raise ValueError(f"the image processor makes RGB images, got a model with in_chans={config.in_chans}")
+    settings = processor_config(size, getattr(config, "pretrained_cfg", None) or {})
+    return BitImageProcessor(**{name: value for name, value in settings.items() if name != "image_processor_type"})
 
 
 AutoConfig.register("infvit", InfViTConfig)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .infvit import InfViT
 from .positions import resize_table
-from .weights import read_data_config
+from .weights import read_data_config, without_prefix
 
 
 def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
@@ -53,6 +53,7 @@ TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "dept
 
 def _fit(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
     """What timm's ViT does on loading: positions follow a new image size, a new classifier may start fresh."""
+    weights = without_prefix(weights)
     table, own = weights.get("pos_embed"), model.pos_embed
     if table is not None and own is not None and table.shape != own.shape and table.shape[2] == own.shape[2]:
         prefix = model.num_prefix_tokens

@@ -4,6 +4,7 @@ A saved folder is what timm calls a local directory: ``timm.create_model("local-
 reads it, and so does ``infsa.create_model(name, pretrained=FOLDER)``.
 """
 
+import inspect
 import json
 import os
 import tempfile
@@ -16,13 +17,20 @@ from safetensors.torch import save_file
 from torch import nn
 
 from .card import model_card
+from .folder import (
+    CONFIG,
+    DATA,
+    PROCESSOR,
+    folder_config,
+    plain,
+    processor_config,
+    read_folder_config,
+    resolved_arguments,
+)
 from .infvit import InfViT
-from .options import WITH_DECAY
 
 WEIGHTS = "model.safetensors"
-DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # of models built without a name: every argument is saved
-ORIGIN = ("file", "url", "source", "hf_hub_id", "hf_hub_filename", "state_dict")  # where weights once came from
-DATA = ("label_names", "mean", "std", "crop_pct", "interpolation")  # of timm's data configuration, kept with weights
+PREFIX = "infvit."  # of the weights inside a Hugging Face model
 FREE = {  # arguments that may differ between saving and loading
     "dynamic_img_size", "dynamic_img_pad", "mlp_chunk", "drop_rate", "proj_drop_rate", "attn_drop_rate",
     "drop_path_rate", "attention_grid",
@@ -30,9 +38,11 @@ FREE = {  # arguments that may differ between saving and loading
 
 
 def weight_file(path: str | Path) -> Path:
-    """The safetensors file at a path: the file itself, or the one in a saved folder."""
+    """The safetensors file at a path: the file itself, or the one in a saved folder or in the folder of a run."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / "model" / WEIGHTS).is_file():
+        return path / "model" / WEIGHTS
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
@@ -43,7 +53,7 @@ def weight_file(path: str | Path) -> Path:
 def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors of a safetensors file or saved folder, and the model arguments stored with them, if any.
 
-    Weights saved by the Hugging Face model are read as well.
+    Weights saved by the Hugging Face model are read as well: their arguments stand in ``config.json``.
     """
     file = weight_file(path)
     try:
@@ -52,26 +62,45 @@ def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
             weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is not a whole safetensors file: {' '.join(str(error).split())}") from error
-    if weights and all(name.startswith("infvit.") for name in weights):
-        weights = {name.removeprefix("infvit."): value for name, value in weights.items()}
+    weights = without_prefix(weights)
+    if "infsa" not in metadata and file.name == WEIGHTS:
+        return weights, _arguments_beside(file)
     return weights, json.loads(metadata.get("infsa", "{}"))
+
+
+def without_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names of the timm-style model, also those of a Hugging Face model."""
+    if weights and all(name.startswith(PREFIX) for name in weights):
+        return {name.removeprefix(PREFIX): value for name, value in weights.items()}
+    return weights
+
+
+def _arguments_beside(file: Path) -> dict[str, Any]:
+    """The model arguments in the ``config.json`` of a folder that Hugging Face wrote, or none."""
+    config = read_folder_config(file)
+    if config.get("model_type") != "infvit":
+        return {}
+    names = (inspect.signature(InfViT).parameters.keys() - {"device", "dtype"}) & config.keys()
+    own = {name: config[name] for name in names} | {"num_classes": len(config.get("id2label", (0, 1)))}
+    name = config.get("pretrained_cfg", {}).get("architecture")
+    return {**config.get("model_args", own), **({"architecture": name} if name else {})}
 
 
 def read_data_config(path: str | Path) -> dict[str, Any]:
     """What weights say of their data: names of the classes, colours, how images are cropped and resampled."""
-    with safe_open(weight_file(path), framework="pt") as handle:
-        return json.loads((handle.metadata() or {}).get("data", "{}"))
+    file = weight_file(path)
+    with safe_open(file, framework="pt") as handle:
+        metadata = handle.metadata() or {}
+    if "data" not in metadata and file.name == WEIGHTS:
+        beside = read_folder_config(file).get("pretrained_cfg", {})
+        return {name: beside[name] for name in DATA if beside.get(name) is not None}
+    return json.loads(metadata.get("data", "{}"))
 
 
 def describe_data(model: nn.Module, **facts: Any) -> None:
     """Write facts about the data of a model where timm looks for them: any of ``DATA``."""
     config: Any = model.pretrained_cfg
     config |= {name: value for name, value in facts.items() if name in DATA}
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
-    return json.loads(json.dumps(value))
 
 
 def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
@@ -85,7 +114,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
     (weights, saved), own = read_weights(path), model.state_dict()
     if isinstance(model, InfViT):
-        check_same_model(saved, _resolved(model), path)
+        check_same_model(saved, resolved_arguments(model), path)
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     misshapen = [
         f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
@@ -102,14 +131,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(weights)
 
 
-def _resolved(model: InfViT) -> dict[str, Any]:
-    """The model's arguments, with the γ that None stands for; without one where the mechanism has none."""
-    arguments = model.arguments | {"gamma": model.gamma}
-    return arguments if model.attention in WITH_DECAY else {k: v for k, v in arguments.items() if k != "gamma"}
-
-
 def save_weights(model: InfViT, folder: str | Path) -> Path:
-    """Write weights, configuration and model card into ``folder`` and return it.
+    """Write weights, configuration, image processor and model card into ``folder`` and return it.
 
     Example:
         >>> model = infsa.create_model("infvit_linear_tiny", num_classes=10)
@@ -118,28 +141,21 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    data = {k: v for k, v in getattr(model, "pretrained_cfg", {}).items() if v is not None and k not in ORIGIN}
-    data |= {"num_classes": model.num_classes, "input_size": (model.in_chans, *model.patch_embed.img_size)}
-    arguments = plain(_resolved(model) | {"attention_grid": model.attention_grid})
-    config = {
-        **arguments,  # at the top for Hugging Face, in model_args for timm
-        "model_type": "infvit",
-        "num_labels": model.num_classes,
-        "architecture": data.get("architecture", DEFAULT_ARCHITECTURE),
-        "num_features": model.num_features,
-        "pretrained_cfg": data,
-        "model_args": arguments,
-    }
+    config = folder_config(model)
+    data = config["pretrained_cfg"]
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         staged = Path(scratch)
-        identity = arguments | ({"architecture": data["architecture"]} if "architecture" in data else {})
+        identity = config["model_args"] | ({"architecture": data["architecture"]} if "architecture" in data else {})
         described = {name: data[name] for name in DATA if data.get(name) is not None}
         header = {"format": "pt", "infsa": json.dumps(identity), "data": json.dumps(described)}
         save_file(state, staged / WEIGHTS, metadata=header)
-        (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        (staged / "README.md").write_text(model_card(model, config))
-        for file in ("config.json", "README.md", WEIGHTS):
+        texts = {CONFIG: json.dumps(config, indent=2) + "\n", "README.md": model_card(model, config)}
+        if model.in_chans == 3:
+            texts[PROCESSOR] = json.dumps(processor_config(model.patch_embed.img_size, data), indent=2) + "\n"
+        for name, text in texts.items():
+            (staged / name).write_text(text, encoding="utf-8")
+        for file in (*texts, WEIGHTS):
             with open(staged / file, "rb") as handle:
                 os.fsync(handle.fileno())
             os.replace(staged / file, folder / file)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..models import InfViT
-from ..models.weights import plain
+from ..models.folder import plain
 from .engine import Bookmark, Engine
 from .feed import BadTile
 from .scene import SceneCode, read_tensors, write_tensors
