@@ -106,19 +106,21 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def choose_recipe(
-    name: str, config: Path | None, model_option: list[str], data_option: list[str], changes: dict[str, Any]
+    name: str | None, config: Path | None, model_option: list[str], data_option: list[str], changes: dict[str, Any]
 ) -> Recipe:
     """A named recipe, changed by a file and then by options; a wrong field is wrong usage.
+
+    Without a name it is ``finetune`` where there are weights to start from, and ``tiny`` otherwise.
 
     Example:
         >>> choose_recipe("tiny", None, ["depth=4"], [], {"lr": 1e-4})
     """
-    if name not in RECIPES:
+    if name is not None and name not in RECIPES:
         raise typer.BadParameter(f"unknown recipe {name!r}; known are {', '.join(RECIPES)}")
     try:
-        return amended(
-            RECIPES[name].override(read_recipe(config) if config else {}), model_option, data_option, changes
-        )
+        fields = read_recipe(config) if config else {}
+        name = name or ("finetune" if changes.get("init", fields.get("init")) else "tiny")
+        return amended(RECIPES[name].override(fields), model_option, data_option, changes)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

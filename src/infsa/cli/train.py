@@ -16,7 +16,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @with_recipe_options
 def train(
-    recipe: Annotated[str | None, typer.Option(help="paper, deit or tiny (the default).")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="finetune (the default with --init), tiny (without), deit or paper.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest whole checkpoint in --out.")] = False,
@@ -26,12 +28,12 @@ def train(
     *,
     changes: dict[str, Any],
 ) -> None:
-    """Train a model and validate it; without arguments, infvit_linear_tiny on generated shapes in minutes.
+    """Fine-tune a model from --init, or train one anew, and validate it; without arguments, on generated shapes.
 
     The folder receives the resolved recipe, a log, TensorBoard events, checkpoints, the curve and the model. SIGTERM
     saves and stops; --resume goes on at that step.
 
-    Example: infsa train --data folder:photos --epochs 100 --lr 5e-4 --out runs/photos
+    Example: infsa train --data folder:photos --init infvit_linear_tiny --out runs/photos
     """
     from ..report.training import draw_curve
     from ..train import Recipe, read_recipe
@@ -49,7 +51,7 @@ def train(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     else:
-        chosen = choose_recipe(recipe or "tiny", config, *pairs, changes)
+        chosen = choose_recipe(recipe, config, *pairs, changes)
     console = Console(quiet=as_json)
     with Monitor(console, chosen.epochs) as monitor:
         run = train_recipe(chosen, out, resume=resume, watch=monitor)
@@ -92,7 +94,11 @@ class Monitor:
 
     def __call__(self, row: dict[str, Any]) -> None:
         """Show a line of the log."""
-        if row["kind"] == "start":
+        if row["kind"] == "note":
+            self.console.print(row["text"], highlight=False, soft_wrap=True)
+            if self.console.quiet:
+                typer.echo(row["text"], err=True)
+        elif row["kind"] == "start":
             self.progress.reset(self.task, total=row["total"], completed=row["step"], description="training", speed="")
             self.progress.update(self.task, completed=row["step"])
         elif row["kind"] == "train":

@@ -51,7 +51,7 @@ SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose 
 TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
 
 
-def _fit(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
+def fit_weights(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
     """What timm's ViT does on loading: positions follow a new image size, a new classifier may start fresh."""
     weights = without_prefix(weights)
     table, own = weights.get("pos_embed"), model.pos_embed
@@ -93,7 +93,7 @@ def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: An
     if not pretrained:
         return build_model_with_cfg(InfViT, name, False, **options)
     try:
-        return build_model_with_cfg(InfViT, name, True, pretrained_filter_fn=_fit, **options)
+        return build_model_with_cfg(InfViT, name, True, pretrained_filter_fn=fit_weights, **options)
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = "; ".join(line.strip() for line in lines[:3])

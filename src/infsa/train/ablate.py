@@ -19,6 +19,7 @@ from ..provenance import provenance
 from .checkpoint import list_checkpoints
 from .feed import open_splits
 from .fit import check_same_run, machine_options, train
+from .init import completed
 from .latency import measure_latency, measuring_device
 from .module import build_model
 from .recipe import Recipe
@@ -56,6 +57,7 @@ class Study:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        object.__setattr__(self, "recipe", completed(self.recipe))
         points: list[Point] = []
         for grid in self.grids:
             for values in itertools.product(*grid.values()):

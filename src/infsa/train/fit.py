@@ -25,6 +25,7 @@ from ..models.weights import describe_data
 from ..provenance import provenance
 from .checkpoint import list_checkpoints, newest_checkpoint
 from .feed import Feed, open_splits, skip_log
+from .init import completed
 from .module import Classifier, build_model
 from .recipe import Recipe
 from .record import Record, Watcher
@@ -62,6 +63,7 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
         >>> train(RECIPES["tiny"].override({"data": "folder:photos", "epochs": 100}), "runs/photos")
     """
     out = Path(out)
+    recipe = completed(recipe, out if resume else None)
     recipe.check()
     notes: list[str] = []
     saved = None
@@ -80,7 +82,7 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
     per_epoch = len(train_set) // recipe.batch_size
     start, total = saved[1]["step"] if saved else 0, recipe.epochs * per_epoch
     try:
-        module = Classifier(recipe, len(train_set.classes), per_epoch)
+        module = Classifier(recipe, train_set.classes, per_epoch, fresh=saved is None)
     except TypeError as error:
         raise ValueError(f"model_options do not fit {recipe.model}: {error}") from error
 
@@ -93,6 +95,9 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
         feed = Feed(recipe, train_set, val_set, module.model, order, trainer.strategy.root_device)
         record = Record(out, feed, train_set.classes, total, saved, watch)
         trainer.callbacks.append(record)  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
+        if watch is not None and trainer.is_global_zero:
+            for line in module.notes:
+                watch({"kind": "note", "text": line})
         if start < total:
             trainer.fit(module, feed.training(start, total))
     for split in ("train", "val"):
@@ -199,7 +204,7 @@ def export(recipe: Recipe, out: Path, classes: list[str], device: torch.device) 
         >>> result = export(recipe, Path("runs/tiny"), classes, torch.device("cpu"))
     """
     _, tensors, facts, _ = newest_checkpoint(out / "checkpoints")
-    model = build_model(recipe, len(classes))
+    model = build_model(recipe, len(classes), fresh=False)
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
     model.load_state_dict(state)

@@ -1,6 +1,7 @@
 """The training step as a Lightning module: loss, optimiser, learning rate, weight average."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 from ..data.mixing import mix_pairs
 from ..models.infvit import InfViT
-from ..models.weights import check_same_model, read_weights, weight_file
+from ..models.weights import describe_data
+from .init import load_start
 from .recipe import Recipe
 from .state import WeightAverage
 
@@ -30,14 +32,16 @@ class Classifier(L.LightningModule):
         >>> L.Trainer(max_steps=100).fit(module, loader)
     """
 
-    def __init__(self, recipe: Recipe, classes: int, steps_per_epoch: int) -> None:
+    def __init__(self, recipe: Recipe, classes: int | Sequence[str], steps_per_epoch: int, fresh: bool = True) -> None:
         super().__init__()
-        self.recipe, self.classes, self.steps_per_epoch = recipe, classes, steps_per_epoch
+        self.recipe, self.steps_per_epoch = recipe, steps_per_epoch
+        self.classes = classes if isinstance(classes, int) else len(classes)
+        self.notes: list[str] = []  # what became of the weights that it starts from
         self.step = 0
         self.parts = 0  # of the batch of this step, already seen
         self.last_loss: Tensor | None = None
         self.average: WeightAverage | None = None
-        self.model = build_model(recipe, classes)
+        self.model = build_model(recipe, classes, fresh, self.notes)
         self.run_model: Any = torch.compile(self.model) if recipe.compile else self.model
 
     def configure_model(self) -> None:
@@ -62,6 +66,8 @@ class Classifier(L.LightningModule):
         options: dict[str, Any] = {"betas": (0.9, recipe.beta2)} if two else {}
         if recipe.optimizer == "adamw" and self.device.type == "cuda":
             options["fused"] = True
+        if recipe.layer_decay < 1:
+            options["layer_decay"] = recipe.layer_decay
         return create_optimizer_v2(
             self.model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, **options
         )
@@ -113,25 +119,30 @@ class Classifier(L.LightningModule):
         return self.step / self.steps_per_epoch
 
 
-def build_model(recipe: Recipe, classes: int) -> InfViT:
-    """The recipe's model, seeded, for a number of classes.
+def build_model(
+    recipe: Recipe, classes: int | Sequence[str], fresh: bool = True, notes: list[str] | None = None
+) -> InfViT:
+    """The recipe's model, seeded, for a number of classes or for those named.
 
-    Weights to start from (``init``) are fitted as timm does it: positions follow the image size, and a classifier
-    for another number of classes starts anew.
+    Weights to start from (``init``) are fitted: positions follow the image size, and a classifier for other classes
+    starts anew; ``notes`` gets a line about it. With ``fresh=False`` they are left out, for a model that will be given
+    other weights.
 
     Example:
         >>> model = build_model(RECIPES["tiny"], classes=10)
     """
-    options = {"num_classes": classes, "img_size": recipe.size, **recipe.model_options}
+    count = classes if isinstance(classes, int) else len(classes)
+    options = {"num_classes": count, "img_size": recipe.size, **recipe.model_options}
     if recipe.drop_path:
         options.setdefault("drop_path_rate", recipe.drop_path)
-    if recipe.init:
-        file = weight_file(recipe.init)
-        check_same_model(read_weights(file)[1], recipe.model_options, file)
-        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
+    describe_data(model, **{name: getattr(recipe, name) for name in ("mean", "std") if getattr(recipe, name)})
+    if recipe.init and fresh:
+        line = load_start(model, recipe, classes)
+        if notes is not None:
+            notes.append(line)
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing(True)
     return model

@@ -27,12 +27,12 @@ class Recipe:
     """
 
     # What
-    model: str = "infvit_linear_tiny"  # a name of infsa.list_models()
+    model: str = "infvit_linear_tiny"  # a name of infsa.list_models(); empty: that of init
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for create_model, such as gamma or depth
     data: str = "shapes"  # a name of infsa.data.open_dataset
     val_data: str = ""  # another data set to validate on; empty: the validation split of data
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
-    init: str = ""  # safetensors file with the weights to start from; empty: random
+    init: str = ""  # weights to start from: a shipped model, a file, folder, run, timm:NAME or hf:NAME; empty: random
     seed: int = 0  # of the weights, the order, the views and the dropout
 
     # How long, how fast
@@ -42,6 +42,7 @@ class Recipe:
     optimizer: str = "adamw"  # a name of timm.optim.list_optimizers()
     lr: float = 5e-4  # highest learning rate
     lr_final: float = 0.0  # where the cosine ends
+    layer_decay: float = 1.0  # rate of a block over that of the next one; 1: the same for all
     warmup_epochs: float = 10.0  # linear from 0
     weight_decay: float = 2.5e-2  # not on biases, norms, tokens and positions
     beta2: float = 0.999  # of the second moment, for optimisers that have two
@@ -56,15 +57,17 @@ class Recipe:
     drop_path: float = 0.0  # stochastic depth of the last block
 
     # Views
-    size: int = 224  # side of the model's input in pixels
-    val_resize: int = 257  # shorter side before the centre crop
+    size: int = 224  # side of the model's input in pixels; 0: that of init
+    val_resize: int = 257  # shorter side before the centre crop; 0: as init has it
     crop_min: float = 0.08  # smallest part of the image in a random crop
     crop_ratio: float = 4 / 3  # widest aspect of a random crop, and its inverse
     flip: float = 0.5  # probability of the mirror image
     jitter: tuple[float, ...] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
     randaugment: int = 0  # magnitude of RandAugment, 0 to 10; 0: none
     erase: float = 0.0  # probability that a rectangle is replaced by noise
-    interpolation: str = "bicubic"
+    interpolation: str = "bicubic"  # or bilinear, lanczos, nearest; empty: that of init
+    mean: tuple[float, ...] = ()  # of the three colours, taken away; empty: that of init, or ImageNet's
+    std: tuple[float, ...] = ()  # likewise, divided by
     loader: Literal["workers", "resident"] = "workers"  # decode in worker processes, or keep all images on the device
     workers: int = 2  # processes per device
 
@@ -140,8 +143,15 @@ class Recipe:
                 raise ValueError(
                     f"{name} must lie in [{low}, {high}{']' if name in CLOSED else ')'}, got {getattr(self, name)}"
                 )
-        if not 0 < self.crop_min <= 1:
-            raise ValueError(f"crop_min must lie in (0, 1], got {self.crop_min}")
+        for name in ("crop_min", "layer_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if values and (len(values) != 3 or not all(math.isfinite(v) for v in values) or min(values) < 0):
+                raise ValueError(f"{name} must be three numbers of at least 0, got {values}")
+        if self.std and min(self.std) == 0:
+            raise ValueError(f"std must be above 0, got {self.std}")
         check_view(seed=self.seed, jitter=self.jitter)
         check_interpolation(self.interpolation)
         for name, field in (("num_classes", "data"), ("img_size", "size"), ("drop_path_rate", "drop_path")):
@@ -211,6 +221,12 @@ CLOSED = {"mix_prob", "flip", "erase", "randaugment"}
 WEIGHT_DECAYS = (1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2)  # the range that the paper sweeps
 
 RECIPES = {
+    # From weights to one's own classes: hundreds of images, minutes on a CPU; model, size and views are the weights'
+    "finetune": Recipe(
+        model="", init="infvit_linear_tiny", size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
+        lr=1e-3, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
+        crop_min=0.5, jitter=(0.2, 0.2, 0.2), loader="resident",
+    ),
     # The paper's supplement, as it is given: crop, mirror image and colour jitter alone, fp16, no clipping
     "paper": Recipe(model="infvit_linear_4l64h_patch16_224", precision="16-mixed"),
     # What "DeiT-style" means elsewhere

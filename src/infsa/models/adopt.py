@@ -1,0 +1,237 @@
+"""Plain vision transformers of timm and Hugging Face, read from this disk into an InfViT with softmax attention.
+
+The two are the same function with the same weights; whether they are is tried on an image. Nothing is fetched.
+"""
+
+import contextlib
+import difflib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from .folder import CONFIG, PROCESSOR, plain
+from .infvit import InfViT
+from .presets import MODELS, SHIPPED, shipped_weights
+from .weights import WEIGHTS, read_data_config, read_weights
+
+SOFTMAX = "vit_4l16h_patch16_224"  # the name under which adopted models are built; their arguments say the rest
+CLOSE = 1e-3  # of the largest logit: LayerNorms may differ in their epsilon
+RENAMED = (  # Hugging Face's names, and timm's
+    ("vit.embeddings.cls_token", "cls_token"),
+    ("vit.embeddings.position_embeddings", "pos_embed"),
+    ("vit.embeddings.patch_embeddings.projection.", "patch_embed.proj."),
+    ("vit.encoder.layer.", "blocks."),
+    ("vit.layers.", "blocks."),
+    ("vit.layernorm.", "norm."),
+    ("classifier.", "head."),
+    (".attention.output.dense.", ".attn.proj."),
+    (".attention.o_proj.", ".attn.proj."),
+    (".intermediate.dense.", ".mlp.fc1."),
+    (".output.dense.", ".mlp.fc2."),
+    (".layernorm_before.", ".norm1."),
+    (".layernorm_after.", ".norm2."),
+)
+Adopted = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]  # weights, arguments, data
+
+
+def adopt_timm(name: str) -> Adopted:
+    """The weights of a model by timm's name, if they are on this disk.
+
+    Example:
+        >>> weights, arguments, data = adopt_timm("vit_tiny_patch16_224")
+    """
+    base = name.partition(".")[0]
+    if base in SHIPPED and (file := shipped_weights(base)) is not None:
+        return *read_weights(file), read_data_config(file)
+    if not timm.is_model(base) or base in MODELS:
+        near = difflib.get_close_matches(base, timm.list_models(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"timm has no weights for a model {name!r}{hint}")
+    config: Any = timm.get_pretrained_cfg(name)
+    file = _cached(config.hf_hub_id, WEIGHTS) or _downloaded(config.url) if config else None
+    if file is None:
+        raise FileNotFoundError(
+            f"the weights of timm:{name} are not on this disk, and nothing is fetched; "
+            f"timm.create_model({name!r}, pretrained=True) would fetch them"
+        )
+    return _from_timm(f"timm:{name}", name, {"file": str(file)}, config.to_dict())
+
+
+def adopt_hugging_face(name: str) -> Adopted:
+    """The weights in a folder, or in the cache of the hub under a repository's name.
+
+    Example:
+        >>> weights, arguments, data = adopt_hugging_face("google/vit-base-patch16-224")
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        there = _cached(name, CONFIG)
+        if there is None or not (there.parent / WEIGHTS).is_file():
+            raise FileNotFoundError(
+                f"no folder {name} and no {WEIGHTS} of hf:{name} on this disk, and nothing is fetched; "
+                f"huggingface-cli download {name} would fetch it"
+            )
+        folder = there.parent
+    config = _json(folder / CONFIG)
+    if config.get("model_type") == "infvit":
+        return *read_weights(folder), read_data_config(folder)
+    if "architecture" in config:
+        data = config.get("pretrained_cfg", config)
+        return _from_timm(f"hf:{name}", config["architecture"], {"file": str(folder / WEIGHTS)}, data)
+    if config.get("model_type") != "vit":
+        raise ValueError(f"hf:{name} is a {config.get('model_type')} model; a plain vision transformer is wanted")
+    return _from_transformers(name, folder)
+
+
+def is_plain_vit(folder: Path) -> bool:
+    """Whether a folder holds a vision transformer of timm or transformers rather than a model of this package."""
+    if not (folder / CONFIG).is_file():
+        return False
+    config = _json(folder / CONFIG)
+    return config.get("model_type") != "infvit" and ("architecture" in config or config.get("model_type") == "vit")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from error
+
+
+def _cached(repository: str | None, name: str) -> Path | None:
+    """A file of a repository in the cache of Hugging Face's hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if not repository:
+        return None
+    try:
+        found = try_to_load_from_cache(repository, name)
+    except HFValidationError as error:
+        raise ValueError(f"hf:{repository} is not the name of a repository: {error}") from error
+    return Path(found) if isinstance(found, str) else None
+
+
+def _downloaded(url: str | None) -> Path | None:
+    """A safetensors file that torch.hub has downloaded before."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url or "none").name
+    return path if path.suffix == ".safetensors" and path.is_file() else None
+
+
+def _from_timm(source: str, name: str, overlay: dict[str, Any], data: dict[str, Any]) -> Adopted:
+    if not timm.is_model(name.partition(".")[0]):
+        raise ValueError(f"{source} is of the architecture {name!r}, which timm does not know")
+    classes = data.get("num_classes") or 1000
+    with _quiet(), _refusing(source):
+        given = {"pretrained_cfg_overlay": {**overlay, "num_classes": classes}, "num_classes": classes}
+        model = timm.create_model(name, pretrained=True, **given)
+    if not isinstance(model, VisionTransformer):
+        raise ValueError(f"{source} is a {type(model).__name__}; a plain vision transformer is wanted")
+    arguments = {
+        "img_size": plain(model.patch_embed.img_size), "patch_size": plain(model.patch_embed.patch_size),
+        "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
+        "num_heads": model.blocks[0].attn.num_heads, "global_pool": model.global_pool,
+        "mlp_ratio": model.blocks[0].mlp.fc1.out_features / model.embed_dim,
+    }  # fmt: skip
+    kept = {key: data[key] for key in ("label_names", "mean", "std", "crop_pct", "interpolation") if data.get(key)}
+    return _checked(source, model.eval(), model, model.state_dict(), arguments, kept)
+
+
+def _from_transformers(name: str, folder: Path) -> Adopted:
+    from transformers import ViTForImageClassification
+
+    with _quiet(), _refusing(f"hf:{name}"):
+        model = ViTForImageClassification.from_pretrained(folder, local_files_only=True).eval()
+    config = model.config
+    weights = {}
+    for key, value in model.state_dict().items():
+        for old, new in RENAMED:
+            key = key.replace(old, new)
+        weights[key] = value
+    arguments = {
+        "img_size": plain(config.image_size), "patch_size": plain(config.patch_size), "num_classes": config.num_labels,
+        "embed_dim": config.hidden_size, "depth": config.num_hidden_layers, "num_heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size, "in_chans": config.num_channels,
+    }  # fmt: skip
+    views = _json(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
+    found = {"mean": views.get("image_mean"), "std": views.get("image_std")}
+    names = [config.id2label[index] for index in range(config.num_labels)]
+    data = {key: value for key, value in found.items() if value}
+    if names != [f"LABEL_{index}" for index in range(config.num_labels)]:
+        data["label_names"] = names
+    return _checked(f"hf:{name}", lambda images: model(images).logits, model, _joined(weights), arguments, data)
+
+
+def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values under one name, as timm has them, where they are apart."""
+    found = dict(weights)
+    for key in weights:
+        for names in (("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+                      ("attention.q_proj", "attention.k_proj", "attention.v_proj")):  # fmt: skip
+            if f".{names[0]}." in key:
+                parts = [found.pop(key.replace(names[0], name)) for name in names]
+                found[key.replace(names[0], "attn.qkv")] = torch.cat(parts)
+    return found
+
+
+def _checked(
+    source: str,
+    run: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    arguments: dict[str, Any],
+    data: dict[str, Any],
+) -> Adopted:
+    """The weights, if an InfViT with these arguments computes the same from them."""
+    options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
+    reason = f"{source} is not a plain vision transformer: an InfViT with softmax attention does not compute the same"
+    try:
+        ours = InfViT(**options, attention="softmax").eval()
+        ours.load_state_dict(weights)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(reason) from error
+    size = ours.patch_embed.img_size
+    images = torch.randn(1, ours.in_chans, *size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        given, wanted = ours(images), run(images)
+    if given.shape != wanted.shape or (given - wanted).abs().max() > CLOSE * max(1.0, float(wanted.abs().max())):
+        raise ValueError(reason)
+    return ours.state_dict(), plain(ours.arguments) | {"architecture": SOFTMAX}, data
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' progress bars and advice off the screen."""
+    loggers = [logging.getLogger(name) for name in ("timm", "transformers")]
+    levels = [logger.level for logger in loggers]
+    bars: Any = None
+    with contextlib.suppress(ImportError):
+        from transformers.utils import logging as bars  # type: ignore[no-redef]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        if bars is not None:
+            bars.disable_progress_bar()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars is not None:
+            bars.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _refusing(source: str) -> Iterator[None]:
+    """Whatever a library raises about a file, as one line."""
+    try:
+        yield
+    except Exception as error:  # damaged files and unknown fields raise almost anything
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{source}: its weights could not be loaded: {reason}") from error
