@@ -61,7 +61,7 @@ def adopt_timm(name: str) -> Adopted:
             f"the weights of timm:{name} are not on this disk, and nothing is fetched; "
             f"timm.create_model({name!r}, pretrained=True) would fetch them"
         )
-    return _from_timm(f"timm:{name}", name, {"file": str(file)}, config.to_dict())
+    return _from_timm(f"timm:{name}", name, file, config.to_dict())
 
 
 def adopt_hugging_face(name: str) -> Adopted:
@@ -84,7 +84,8 @@ def adopt_hugging_face(name: str) -> Adopted:
         return *read_weights(folder), read_data_config(folder)
     if "architecture" in config:
         data = config.get("pretrained_cfg", config)
-        return _from_timm(f"hf:{name}", config["architecture"], {"file": str(folder / WEIGHTS)}, data)
+        data |= {"num_classes": config.get("num_classes", data.get("num_classes"))}
+        return _from_timm(f"hf:{name}", config["architecture"], folder / WEIGHTS, data, config.get("model_args", {}))
     if config.get("model_type") != "vit":
         raise ValueError(f"hf:{name} is a {config.get('model_type')} model; a plain vision transformer is wanted")
     return _from_transformers(name, folder)
@@ -125,20 +126,24 @@ def _downloaded(url: str | None) -> Path | None:
     return path if path.suffix == ".safetensors" and path.is_file() else None
 
 
-def _from_timm(source: str, name: str, overlay: dict[str, Any], data: dict[str, Any]) -> Adopted:
+def _from_timm(
+    source: str, name: str, file: Path, data: dict[str, Any], options: dict[str, Any] | None = None
+) -> Adopted:
     if not timm.is_model(name.partition(".")[0]):
         raise ValueError(f"{source} is of the architecture {name!r}, which timm does not know")
     classes = data.get("num_classes") or 1000
+    overlay = {"file": str(file), "custom_load": False, "num_classes": classes}
+    given: dict[str, Any] = {**(options or {}), "num_classes": classes, "pretrained_cfg_overlay": overlay}
     with _quiet(), _refusing(source):
-        given = {"pretrained_cfg_overlay": {**overlay, "num_classes": classes}, "num_classes": classes}
         model = timm.create_model(name, pretrained=True, **given)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"{source} is a {type(model).__name__}; a plain vision transformer is wanted")
+    first: Any = model.blocks[0]
     arguments = {
         "img_size": plain(model.patch_embed.img_size), "patch_size": plain(model.patch_embed.patch_size),
         "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
-        "num_heads": model.blocks[0].attn.num_heads, "global_pool": model.global_pool,
-        "mlp_ratio": model.blocks[0].mlp.fc1.out_features / model.embed_dim,
+        "num_heads": first.attn.num_heads, "global_pool": model.global_pool,
+        "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim,
     }  # fmt: skip
     kept = {key: data[key] for key in ("label_names", "mean", "std", "crop_pct", "interpolation") if data.get(key)}
     return _checked(source, model.eval(), model, model.state_dict(), arguments, kept)
