@@ -16,6 +16,7 @@ from . import (
     explain,
     explore,
     info,
+    predict,
     quality,
     reproduce,
     stream,
@@ -48,6 +49,7 @@ app.command("demo")(demo.demo)
 app.command("info")(info.info)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.command("ablate")(ablate.ablate)
 app.command("explain")(explain.explain)
 app.command("app")(explore.explore)
