@@ -15,6 +15,7 @@ from . import (
     evaluate,
     explain,
     explore,
+    export,
     info,
     predict,
     quality,
@@ -50,6 +51,7 @@ app.command("info")(info.info)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("ablate")(ablate.ablate)
 app.command("explain")(explain.explain)
 app.command("app")(explore.explore)

@@ -1,0 +1,70 @@
+"""``infsa export``: a model as ONNX, as a torch.export program or as a safetensors folder."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..models.exporting import Exported
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Saved folder, run, .safetensors file or model with shipped weights.")],
+    out: Annotated[Path, typer.Option(help="A .onnx or .pt2 file, or a folder for safetensors.")],
+    kind: Annotated[
+        str | None, typer.Option("--format", help="onnx, pt2 or safetensors; default by the ending of --out.")
+    ] = None,
+    fixed: Annotated[bool, typer.Option("--fixed", help="One image of one size, for runtimes that need it.")] = False,
+    size: Annotated[int | None, typer.Option(help="Side of the images with --fixed; default the model's.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Write a model for other programs and check that the file computes what the model does.
+
+    Batch and image size stay dynamic where they can; what could not is said. A file that does not agree with the model
+    at two batch sizes and two image sizes is not kept. Class names and the way images are prepared travel with it.
+
+    Example: infsa export runs/photos --out photos.onnx
+    """
+    from ..evaluate import load_model
+    from ..models.exporting import as_dict, export_model
+
+    if size is not None and size < 1:
+        raise typer.BadParameter(f"--size must be 1 or more, got {size}")
+    if size is not None and not fixed:
+        raise typer.BadParameter("--size goes with --fixed; without it images of any size are taken")
+    network = load_model(model)
+    console = Console(quiet=as_json)
+    with console.status(f"Exporting {model} ..."):
+        done = export_model(network, out, kind, fixed=fixed, size=size, overwrite=overwrite)
+    if as_json:
+        typer.echo(json.dumps(as_dict(done), indent=2))
+        return
+    console.print(exported_table(done))
+
+
+def exported_table(done: "Exported") -> Table:
+    """What was written, for the terminal.
+
+    Example:
+        >>> Console().print(exported_table(export_model(model, "model.onnx")))
+    """
+    path = Path(done.path)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("written", f"{done.path} ({sum(file.stat().st_size for file in files) / 1e6:.1f} MB, {done.format})")
+    table.add_row("dynamic", ", ".join(done.dynamic) or "nothing")
+    if done.fixed:
+        table.add_row("fixed", done.fixed)
+    if done.checked:
+        shapes = ", ".join(" × ".join(map(str, shape)) for shape in done.checked)
+        table.add_row("checked", f"{shapes}: logits differ by {done.difference:.1e} of the largest")
+    if done.note:
+        table.add_row("note", done.note)
+    return table
