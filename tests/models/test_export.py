@@ -65,3 +65,20 @@ def test_onnx_in_onnxruntime(attention, tmp_path):
     for x in (*example, images(batch=2, height=64, width=24)):
         (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         np.testing.assert_allclose(out, model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_traces_at_one_size(attention):
+    model = small(attention)
+    traced = torch.jit.trace(model, images())
+    with torch.no_grad():
+        torch.testing.assert_close(traced(images(batch=3)), model(images(batch=3)))
+        with pytest.raises(RuntimeError):
+            traced(images(height=48))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_old_onnx_exporter_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="^torch.onnx.export needs dynamo=True for this model, got dynamo=False$"):
+        torch.onnx.export(small(), (images(),), tmp_path / "model.onnx", dynamo=False)

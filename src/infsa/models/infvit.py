@@ -185,6 +185,10 @@ class InfViT(TimmInterface):
         if images.dim() != 4 or images.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, H, W), got {tuple(images.shape)}")
         height, width = images.shape[-2:]
+        if torch.jit.is_tracing():  # sizes are tensors then, and the traced model takes images of this size alone
+            if torch.onnx.is_in_onnx_export():
+                raise ValueError("torch.onnx.export needs dynamo=True for this model, got dynamo=False")
+            height, width = int(height), int(width)
         if height < 1 or width < 1:
             raise ValueError(f"images must have at least one pixel a side, got {(height, width)}")
         if not self.dynamic_img_size and (height, width) != tuple(self.patch_embed.img_size):

@@ -52,6 +52,8 @@ class Layout:
 def has_size(image: Tensor, size: Grid) -> bool:
     """Whether an image (..., h, w) certainly has this size; asking leaves dynamic sizes dynamic."""
     h, w = image.shape[-2:]
+    if torch.jit.is_tracing():  # sizes are tensors then
+        return (int(h), int(w)) == tuple(size)
     return statically_known_true(h == size[0]) and statically_known_true(w == size[1])
 
 
