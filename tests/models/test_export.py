@@ -80,5 +80,5 @@ def test_traces_at_one_size(attention):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_old_onnx_exporter_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match="^torch.onnx.export needs dynamo=True for this model, got dynamo=False$"):
+    with pytest.raises(ValueError, match=r"^torch\.onnx\.export needs dynamo=True for this model, got dynamo=False$"):
         torch.onnx.export(small(), (images(),), tmp_path / "model.onnx", dynamo=False)

@@ -134,6 +134,11 @@ def test_a_run_learns_is_saved_with_its_view_and_goes_on_without_the_weights(sou
     found = load_model(tmp_path / "run")
     assert class_names(found) == ["bee", "dog"]
     assert (data_config(found)["mean"], data_config(found)["crop_pct"]) == ([0.5, 0.4, 0.3], 0.8)
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"top-1, top-5 | {done.result['top1']:.1%}".replace("%", " %") in card
+    for part in (": 2 classes, 8 training and 8 validation images", "started from | weights", "2 epochs", "lr=0."):
+        assert part in card
+    assert str(tmp_path) not in card
     shutil.rmtree(tmp_path / "weights")
     for path in list_checkpoints(tmp_path / "run" / "checkpoints")[:1]:
         path.unlink()

@@ -18,8 +18,11 @@ NOTES = {
 }
 
 
-def model_card(model: InfViT, config: dict[str, Any]) -> str:
-    """A model card in Markdown, with the metadata header that hubs read."""
+UNKNOWN = "Training data, recipe and measured accuracy are not recorded here: add them before you publish."
+
+
+def model_card(model: InfViT, config: dict[str, Any], training: dict[str, Any] | None = None) -> str:
+    """A model card in Markdown, with the metadata header that hubs read; ``training`` are facts, by their names."""
     data = config["pretrained_cfg"]
     parameters = sum(p.numel() for p in model.parameters())
     return f"""---
@@ -50,5 +53,16 @@ maps = model.attention_maps(images)
 
 {NOTES.get(model.attention, "See the documentation of infsa for this mechanism.")}
 
-Training data, recipe and measured accuracy are not recorded here: add them before you publish.
+## Training
+
+{UNKNOWN if training is None else _table(training)}
 """
+
+
+def _table(facts: dict[str, Any]) -> str:
+    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
+    return "\n".join(["| | |", "| --- | --- |", *rows])
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())

@@ -131,8 +131,10 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(weights)
 
 
-def save_weights(model: InfViT, folder: str | Path) -> Path:
+def save_weights(model: InfViT, folder: str | Path, training: dict[str, Any] | None = None) -> Path:
     """Write weights, configuration, image processor and model card into ``folder`` and return it.
+
+    ``training`` holds facts for the model card: data, recipe, accuracy.
 
     Example:
         >>> model = infsa.create_model("infvit_linear_tiny", num_classes=10)
@@ -150,7 +152,7 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
         described = {name: data[name] for name in DATA if data.get(name) is not None}
         header = {"format": "pt", "infsa": json.dumps(identity), "data": json.dumps(described)}
         save_file(state, staged / WEIGHTS, metadata=header)
-        texts = {CONFIG: json.dumps(config, indent=2) + "\n", "README.md": model_card(model, config)}
+        texts = {CONFIG: json.dumps(config, indent=2) + "\n", "README.md": model_card(model, config, training)}
         if model.in_chans == 3:
             texts[PROCESSOR] = json.dumps(processor_config(model.patch_embed.img_size, data), indent=2) + "\n"
         for name, text in texts.items():

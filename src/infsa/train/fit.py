@@ -24,6 +24,7 @@ from ..models import save_weights
 from ..models.weights import describe_data
 from ..provenance import provenance
 from .checkpoint import list_checkpoints, newest_checkpoint
+from .facts import training_facts
 from .feed import Feed, open_splits, skip_log
 from .init import completed
 from .module import Classifier, build_model
@@ -105,7 +106,8 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
         notes += [f"{split}: {skips}"] if len(skips) else []
     result = {}
     if trainer.is_global_zero and not record.stopped:
-        result = export(recipe, out, train_set.classes, trainer.strategy.root_device)
+        sizes = len(train_set), len(val_set)
+        result = export(recipe, out, train_set.classes, trainer.strategy.root_device, sizes)
     trainer.strategy.barrier()  # the others may read what was exported
     atexit.register(leave)
     return Run(out, result, record.stopped, notes, trainer.is_global_zero)
@@ -197,8 +199,10 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def export(recipe: Recipe, out: Path, classes: list[str], device: torch.device) -> dict[str, Any]:
-    """Write the model and the result of a finished run from its last checkpoint.
+def export(
+    recipe: Recipe, out: Path, classes: list[str], device: torch.device, images: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Write the model and the result of a finished run from its last checkpoint; ``images`` are for the model card.
 
     Example:
         >>> result = export(recipe, Path("runs/tiny"), classes, torch.device("cpu"))
@@ -211,7 +215,7 @@ def export(recipe: Recipe, out: Path, classes: list[str], device: torch.device) 
     describe_data(
         model, label_names=classes, crop_pct=recipe.size / recipe.val_resize, interpolation=recipe.interpolation
     )
-    save_weights(model, out / "model")
+    save_weights(model, out / "model", training_facts(recipe, facts["history"], len(classes), images))
     result = {
         **{name: facts["history"][-1][name] for name in ("top1", "top5", "val_loss")},
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -221,12 +221,6 @@ CLOSED = {"mix_prob", "flip", "erase", "randaugment"}
 WEIGHT_DECAYS = (1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2)  # the range that the paper sweeps
 
 RECIPES = {
-    # From weights to one's own classes: hundreds of images, minutes on a CPU; model, size and views are the weights'
-    "finetune": Recipe(
-        model="", init="infvit_linear_tiny", size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
-        lr=1e-3, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
-        crop_min=0.5, jitter=(0.2, 0.2, 0.2), loader="resident",
-    ),
     # The paper's supplement, as it is given: crop, mirror image and colour jitter alone, fp16, no clipping
     "paper": Recipe(model="infvit_linear_4l64h_patch16_224", precision="16-mixed"),
     # What "DeiT-style" means elsewhere
@@ -240,6 +234,12 @@ RECIPES = {
         data_options={"length": 2400}, epochs=8, batch_size=64, optimizer="nmuon", lr=2e-3, warmup_epochs=1,
         weight_decay=0.1, beta2=0.95, clip_norm=1.0, label_smoothing=0.05, size=64, val_resize=64, crop_min=0.35,
         jitter=(0.3, 0.3, 0.3), interpolation="bilinear", loader="resident",
+    ),
+    # From weights to one's own classes: hundreds of images, minutes on a CPU; model, size and views are the weights'
+    "finetune": Recipe(
+        model="", init="infvit_linear_tiny", size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
+        lr=1e-3, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
+        crop_min=0.5, jitter=(0.2, 0.2, 0.2), loader="resident",
     ),
 }  # fmt: skip
 
