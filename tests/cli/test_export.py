@@ -18,6 +18,7 @@ from tests.models.helpers import images, small
 
 NAMES = ["ant", "bee", "cow", "dog", "eel"]
 EVERY = ["batch", "height", "width"]
+LIGHT = {"attention": "mean", "depth": 1, "embed_dim": 16, "num_heads": 1}  # quick to trace
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,10 @@ def test_a_folder_is_read_again_and_other_files_stay(folder, tmp_path):
 
 
 def test_what_cannot_be_dynamic_is_said(tmp_path):
-    done = export_model(small(dynamic_img_size=False), tmp_path / "m.pt2")
+    done = export_model(small(dynamic_img_size=False, **LIGHT), tmp_path / "m.pt2")
     assert (done.dynamic, done.fixed) == (["batch"], "the model takes images of 32 × 32 only")
     assert sorted(done.checked) == [(1, 3, 32, 32), (3, 3, 32, 32)]
-    done = export_model(small(), tmp_path / "fixed.pt2", fixed=True, size=48)
+    done = export_model(small(**LIGHT), tmp_path / "fixed.pt2", fixed=True, size=48)
     assert (done.dynamic, done.checked) == ([], [(1, 3, 48, 48)])
 
 
@@ -86,7 +87,7 @@ def test_an_exporter_that_cannot_do_sizes_falls_back_and_says_why(tmp_path, monk
         return export(model, arguments, dynamic_shapes=dynamic_shapes)
 
     monkeypatch.setattr(torch.export, "export", refusing)
-    done = export_model(small(), tmp_path / "m.pt2")
+    done = export_model(small(**LIGHT), tmp_path / "m.pt2")
     assert (done.dynamic, done.fixed) == (["batch"], "sides must be constant")
 
 
@@ -94,7 +95,7 @@ def test_a_file_that_does_not_agree_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("infsa.models.exporting.TOLERANCE", -1.0)
     for name in ("m.pt2", "folder"):
         with pytest.raises(ValueError, match=one_line("logits differ")):
-            export_model(small(), tmp_path / name, fixed=name == "m.pt2")
+            export_model(small(**LIGHT), tmp_path / name, fixed=name == "m.pt2")
     assert not list(tmp_path.iterdir())
 
 
@@ -103,7 +104,7 @@ def test_without_onnxruntime_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "infsa.models.exporting.importlib.util.find_spec", lambda name: None if name == "onnxruntime" else find(name)
     )
-    done = export_model(small(depth=1), tmp_path / "m.onnx", fixed=True)
+    done = export_model(small(**LIGHT), tmp_path / "m.onnx", fixed=True)
     assert (done.checked, "not compared" in done.note) == ([], True)
     monkeypatch.setattr("infsa.models.exporting.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=one_line(r"pip install 'infsa\[export\]'")):

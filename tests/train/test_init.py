@@ -223,6 +223,8 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
         ("timm:vit_tiny_patch16_224", "not on this disk, and nothing is fetched"),
         ("timm:infvit_linear_24l16h_patch16_224", "timm has no weights"),
         ("hf:someone/missing", "not on this disk|no folder"),
+        ("hf:", "after the colon"),
+        ("hf:empty", "no config.json in empty"),
         ("hf:not a name", "not the name of a repository|no folder"),
         ("pickle.pth", "safetensors"),
         ("broken.safetensors", "not a whole safetensors file"),
@@ -264,12 +266,13 @@ def test_other_architectures_are_refused(hub):
     [
         ({"model": "vit_tiny"}, "architecture='infvit_pure_tiny'"),
         ({"model_options": {"gamma": 0.9}}, r"gamma=0\.3"),
-        ({"size": 30}, "multiple|patch|30"),
+        ({"size": 30}, "multiples of the patch"),
     ],
 )
 def test_contradictions_are_one_line(changes, reason, sources, photos, tmp_path):
     with pytest.raises(ValueError, match=one_line(reason)):
         train(tuned(photos, sources / "saved", **changes), tmp_path)
+    assert not (tmp_path / "recipe.json").exists()
 
 
 def test_empty_fields_without_weights_are_refused():

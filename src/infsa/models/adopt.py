@@ -70,7 +70,11 @@ def adopt_hugging_face(name: str) -> Adopted:
     Example:
         >>> weights, arguments, data = adopt_hugging_face("google/vit-base-patch16-224")
     """
+    if not name:
+        raise ValueError("hf: wants the name of a repository or of a folder after the colon")
     folder = Path(name)
+    if folder.is_dir() and not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"no {CONFIG} in {folder}")
     if not folder.is_dir():
         there = _cached(name, CONFIG)
         if there is None or not (there.parent / WEIGHTS).is_file():
