@@ -168,3 +168,18 @@ def test_a_broken_configuration_is_one_line(model, tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"^[^\n]*config.json is not a JSON file[^\n]*$"):
         load_model(tmp_path)
+
+
+def test_a_configuration_may_only_set_arguments_of_the_model(model, tmp_path):
+    InfViTForImageClassification.from_infvit(model).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"]["pretrained_cfg_overlay"] = {"url": "http://example.org/weights"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"^[^\n]*config.json sets 'pretrained_cfg_overlay'[^\n]*$"):
+        load_model(tmp_path)
+
+
+def test_split_weights_are_one_line(model, tmp_path):
+    InfViTForImageClassification.from_infvit(model).save_pretrained(tmp_path, max_shard_size="20KB")
+    with pytest.raises(ValueError, match=r"^[^\n]*split into several files[^\n]*$"):
+        load_model(tmp_path)

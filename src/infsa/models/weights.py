@@ -43,6 +43,8 @@ def weight_file(path: str | Path) -> Path:
     file = path / WEIGHTS if path.is_dir() else path
     if path.is_dir() and not file.exists() and (path / "model" / WEIGHTS).is_file():
         return path / "model" / WEIGHTS
+    if path.is_dir() and (path / f"{WEIGHTS}.index.json").is_file():
+        raise ValueError(f"the weights in {path} are split into several files; save them with a larger max_shard_size")
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
@@ -80,10 +82,13 @@ def _arguments_beside(file: Path) -> dict[str, Any]:
     config = read_folder_config(file)
     if config.get("model_type") != "infvit":
         return {}
-    names = (inspect.signature(InfViT).parameters.keys() - {"device", "dtype"}) & config.keys()
-    own = {name: config[name] for name in names} | {"num_classes": len(config.get("id2label", (0, 1)))}
+    known = inspect.signature(InfViT).parameters.keys() - {"device", "dtype"}
+    own = {name: config[name] for name in known & config.keys()}
+    arguments = config.get("model_args", own | {"num_classes": len(config.get("id2label", (0, 1)))})
+    if unknown := sorted(arguments.keys() - known):
+        raise ValueError(f"{file.with_name(CONFIG)} sets {unknown[0]!r}, which is no argument of the model")
     name = config.get("pretrained_cfg", {}).get("architecture")
-    return {**config.get("model_args", own), **({"architecture": name} if name else {})}
+    return {**arguments, **({"architecture": name} if name else {})}
 
 
 def read_data_config(path: str | Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .recipe import Recipe
 
-TOLD = ("model", "data", "val_data", "init", "epochs", "seed")  # fields that have a row of their own, or the card's
+TOLD = ("model", "data", "val_data", "init", "epochs", "batch_size", "optimizer", "lr", "seed")  # told in any case
 MACHINE = ("accelerator", "devices", "nodes", "strategy", "workers", "save_every", "keep", "log_every", "val_every")
 
 
@@ -33,7 +33,8 @@ def training_facts(
     return {
         "data": f"{data}: {classes} classes{counts}",
         "started from": short(recipe.init) if recipe.init else "random weights",
-        "recipe": f"{recipe.epochs} epochs, seed {recipe.seed}; {', '.join(fields) or 'the defaults'}",
+        "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size}, {recipe.optimizer}, lr {recipe.lr:g}, seed "
+        f"{recipe.seed}" + "".join(f", {field}" for field in fields),
         "top-1, top-5": f"{last['top1']:.1%}, {last['top5']:.1%} after epoch {last['epoch']:.0f}".replace("%", " %"),
         "validation loss": f"{last['val_loss']:.3f}",
     }

@@ -238,7 +238,7 @@ RECIPES = {
     # From weights to one's own classes: hundreds of images, minutes on a CPU; model, size and views are the weights'
     "finetune": Recipe(
         model="", init="infvit_linear_tiny", size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
-        lr=1e-3, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
+        lr=5e-4, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
         crop_min=0.5, jitter=(0.2, 0.2, 0.2), loader="resident",
     ),
 }  # fmt: skip
