@@ -15,7 +15,7 @@ from torch.library import custom_op, register_autograd
 from . import chunked_linear, chunked_pure, chunked_resolvent
 from .chunked_pure import EdgeMatrix
 from .masking import forbids_future
-from .validate import accumulation_dtype
+from .validate import accumulation_dtype, refuse_second_derivatives
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,3 +317,9 @@ register_autograd("infsa::pure_chunked", _pure_backward, setup_context=_save_pur
 register_autograd("infsa::pure_resolvent", _resolvent_backward, setup_context=_save_resolvent)
 register_autograd("infsa::linear_energy_sums", _energy_backward, setup_context=_save_energy)
 register_autograd("infsa::linear_score_sums", _scores_backward, setup_context=_save_scores)
+refuse_second_derivatives(
+    "infsa::pure_chunked_backward",
+    "infsa::pure_resolvent_backward",
+    "infsa::linear_energy_sums_backward",
+    "infsa::linear_score_sums_backward",
+)

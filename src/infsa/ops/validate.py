@@ -210,6 +210,16 @@ def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
     return impl
 
 
+def refuse_second_derivatives(*operators: str) -> None:
+    """Let the backward passes of custom operators say who can be differentiated twice."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("this implementation is differentiated once; impl='reference' can be differentiated twice")
+
+    for operator in operators:
+        torch.library.register_autograd(operator, refuse)
+
+
 def check_dropout(dropout: float, name: str = "dropout_p") -> None:
     """Refuse a dropout rate outside [0, 1)."""
     if isinstance(dropout, bool) or not isinstance(dropout, int | float | torch.SymFloat) or not 0 <= dropout < 1:

@@ -67,10 +67,15 @@ def test_lengths(n, is_causal):
     assert_accurate(problem(2, n, heads=1), is_causal=is_causal)
 
 
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (33, 64)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cross_attention_with_the_row_norm(dtype, n_q, n_k):
+    assert_accurate(problem(3, n_q, n_k, batch=2, dtype=dtype), key_mask=random_mask((2, n_k), 6), norm="row")
+
+
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (70, 1), (33, 64)])
 def test_cross_attention(n_q, n_k):
     assert_accurate(problem(3, n_q, n_k, batch=2), query_mask=random_mask((2, n_q), 5))
-    assert_accurate(problem(3, n_q, n_k, batch=2), key_mask=random_mask((2, n_k), 6), norm="row")
 
 
 TILES = {

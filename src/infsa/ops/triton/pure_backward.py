@@ -67,9 +67,9 @@ def backward(
     activation: str,
     is_causal: bool,
     eps: float,
-    seen: Tensor | None = None,
     keys_config: Config | None = None,
     queries_config: Config | None = None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV in the type of the inputs, and c: (B, H, Nq), whose sum over rows and batch is γ ∂L/∂γ.
 

@@ -43,8 +43,8 @@ def forward(
     activation: str,
     is_causal: bool,
     eps: float,
-    seen: Tensor | None = None,
     config: Config | None = None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1); causal or by row (B, H, Nq).
 

@@ -10,14 +10,15 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from ..validate import cast_output
+from ..validate import cast_output, refuse_second_derivatives
 from . import pure_backward, pure_forward
 from .layout import token_major
 from .support import FEW_TOKENS
 
 
-def _few(q: Tensor, k: Tensor) -> bool:
-    return q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) <= FEW_TOKENS
+def _few(q: Tensor, k: Tensor, seen: Tensor | None) -> bool:
+    coupled = k.shape[2] if seen is not None else max(q.shape[2], k.shape[2])
+    return q.dtype != torch.float32 and coupled <= FEW_TOKENS
 
 
 @custom_op("infsa_triton::pure", mutates_args=())
@@ -31,10 +32,10 @@ def pure(
     Example:
         >>> z, norm = pure(q, k, v, gamma, None, "relu", False, 1e-6)
     """
-    if _few(q, k):
-        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen)
+    if _few(q, k, seen):
+        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen=seen)
         return cast_output(z, q.dtype), norm
-    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen)
+    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
 
 
 @custom_op("infsa_triton::pure_backward", mutates_args=())
@@ -57,10 +58,10 @@ def pure_gradients(
         >>> dq, dk, dv, c = pure_gradients(grad, q, k, v, gamma, None, z, norm, "relu", False, 1e-6)
     """
     dtype = q.dtype
-    if _few(q, k):
+    if _few(q, k, seen):
         grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
-        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen)
-    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen)
+        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
+    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen=seen)
     return dq.to(dtype), dk.to(dtype), dv.to(dtype), dots
 
 
@@ -95,6 +96,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 register_autograd("infsa_triton::pure", _backward, setup_context=_save)
+refuse_second_derivatives("infsa_triton::pure_backward")
 
 
 @register_flop_formula(torch.ops.infsa_triton.pure)
