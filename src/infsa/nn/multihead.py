@@ -10,12 +10,12 @@ from ..ops import central_pool, linear_weights, pure_attention, pure_weights, sp
 from ..ops.masking import allowed_entries
 from ..ops.projected import project_pooled
 from ..ops.validate import (
+    NORMS,
     check_activation,
     check_count,
     check_dropout,
     check_eps,
     check_impl,
-    check_norm,
     shape_of,
     transformed,
 )
@@ -32,10 +32,10 @@ def check_roles(variant: str, norm: str, pool_queries: bool) -> None:
     Example:
         >>> check_roles("pure", "row", pool_queries=False)
     """
-    if norm != "auto":
-        check_norm(norm)
-        if variant == "linear":
-            raise ValueError(f"norm needs variant='pure', got norm={norm!r}")
+    if norm not in ("auto", *NORMS):
+        raise ValueError(f"norm must be one of {['auto', *NORMS]}, got {norm!r}")
+    if norm != "auto" and variant == "linear":
+        raise ValueError(f"norm needs variant='pure', got norm={norm!r}")
     if pool_queries and variant == "pure":
         raise ValueError("pool_queries needs variant='linear'; Pure InfSA takes norm='frobenius' instead")
 
