@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from .card import model_card
+from .header import DATA, Header, permitted, permitted_arguments, read_header, read_tensors
 from .infvit import InfViT
 from .options import WITH_DECAY
+from .trial import misfits
 
 WEIGHTS = "model.safetensors"
 DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # of models built without a name: every argument is saved
 ORIGIN = ("file", "url", "source", "hf_hub_id", "hf_hub_filename", "state_dict")  # where weights once came from
-DATA = ("label_names", "mean", "std", "crop_pct", "interpolation")  # of timm's data configuration, kept with weights
 FREE = {  # arguments that may differ between saving and loading
     "dynamic_img_size", "dynamic_img_pad", "mlp_chunk", "drop_rate", "proj_drop_rate", "attn_drop_rate",
     "drop_path_rate", "attention_grid",
@@ -30,14 +30,40 @@ FREE = {  # arguments that may differ between saving and loading
 
 
 def weight_file(path: str | Path) -> Path:
-    """The safetensors file at a path: the file itself, or the one in a saved folder."""
+    """The safetensors file at a path: the file itself, or the one in a saved folder, which must not lead out of it."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {file.name}")
+    if file is not path:
+        check_inside(file, path)
     return file
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Refuse a file of a folder that is a link to elsewhere; the hub's cache links its snapshots to its blobs."""
+    place, home = file.resolve().parent, folder.resolve()
+    cached = home.parent.name == "snapshots" and place == home.parent.parent / "blobs"
+    if home != place and home not in place.parents and not cached:
+        raise ValueError(f"{file} is a link out of its folder: give the file that it leads to")
+
+
+def read_saved(path: str | Path) -> tuple[Header, dict[str, Any]]:
+    """The header of weights, and the model arguments in it, which are those that a file may choose.
+
+    Weights saved by the Hugging Face model are named as in the model inside it.
+    """
+    from .presets import MODELS
+
+    header = read_header(weight_file(path))
+    header.check_entries()
+    tensors = header.tensors
+    if tensors and all(name.startswith("infvit.") for name in tensors):
+        tensors = {name.removeprefix("infvit."): value for name, value in tensors.items()}
+    saved = permitted_arguments(header.entry("infsa"), MODELS, header.where)
+    return Header(header.file, header.texts, tensors), saved
 
 
 def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -45,22 +71,17 @@ def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
 
     Weights saved by the Hugging Face model are read as well.
     """
-    file = weight_file(path)
-    try:
-        with safe_open(file, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a whole safetensors file: {' '.join(str(error).split())}") from error
-    if weights and all(name.startswith("infvit.") for name in weights):
+    header, saved = read_saved(path)
+    weights = read_tensors(header.file)
+    if weights.keys() != header.tensors.keys():
         weights = {name.removeprefix("infvit."): value for name, value in weights.items()}
-    return weights, json.loads(metadata.get("infsa", "{}"))
+    return weights, saved
 
 
 def read_data_config(path: str | Path) -> dict[str, Any]:
     """What weights say of their data: names of the classes, colours, how images are cropped and resampled."""
-    with safe_open(weight_file(path), framework="pt") as handle:
-        return json.loads((handle.metadata() or {}).get("data", "{}"))
+    header = read_header(weight_file(path))
+    return permitted(header.entry("data"), DATA, f"{header.where}: data")
 
 
 def describe_data(model: nn.Module, **facts: Any) -> None:
@@ -83,23 +104,12 @@ def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
-    (weights, saved), own = read_weights(path), model.state_dict()
+    header, saved = read_saved(path)
     if isinstance(model, InfViT):
         check_same_model(saved, _resolved(model), path)
-    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    misshapen = [
-        f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if weights[name].shape != own[name].shape
-    ]
-    problems = [
-        f"{kind}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-        if names
-    ]
-    if problems:
-        raise ValueError(f"the weights at {path} do not fit the model; {'; '.join(problems)}")
-    model.load_state_dict(weights)
+    if problems := misfits(model, header):
+        raise ValueError(f"the weights at {path} do not fit the model; {problems}")
+    model.load_state_dict(read_weights(path)[0])
 
 
 def _resolved(model: InfViT) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..data.mixing import mix_pairs
 from ..models.infvit import InfViT
-from ..models.weights import check_same_model, read_weights, weight_file
+from ..models.weights import check_same_model, read_saved, weight_file
 from .recipe import Recipe
 from .state import WeightAverage
 
@@ -127,7 +127,7 @@ def build_model(recipe: Recipe, classes: int) -> InfViT:
         options.setdefault("drop_path_rate", recipe.drop_path)
     if recipe.init:
         file = weight_file(recipe.init)
-        check_same_model(read_weights(file)[1], recipe.model_options, file)
+        check_same_model(read_saved(file)[1], recipe.model_options, file)
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
