@@ -6,7 +6,7 @@ from typing import Any
 from ..models.header import FLAG, LARGEST_ENTRY, Header, brief, parse, permitted, read_header
 from ..models.weights import WEIGHTS, check_inside
 from .permitted import SETTINGS, TABLE
-from .permitted_fields import config_class, permitted_fields
+from .permitted_fields import config_class, has_layers, permitted_fields
 
 INDEX = f"{WEIGHTS}.index.json"
 NOTES = {"layers": TABLE, "partial": FLAG}
@@ -21,19 +21,31 @@ def read_folder(folder: str | Path) -> tuple[Any, dict[str, Any], Header]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give one that save_pretrained wrote; nothing is fetched")
+    config, fields = read_config(folder)
+    where = f"{folder / 'config.json'}"
+    if not has_layers(config):
+        raise ValueError(f"{where}: model_type must be one with layers to convert, got {config.model_type!r}")
+    return config, fields | {"infsa": _notes(_read_json(folder / "config.json").get("infsa"), where)}, _tensors(folder)
+
+
+def read_config(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The class of a folder's configuration and its plain fields; a folder that leads elsewhere is refused.
+
+    Example:
+        >>> config, fields = read_config(Path("folder"))
+    """
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: its adapter_config.json asks for another model, which a file may not choose")
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".safetensors"):
             check_inside(file, folder)
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        _shards(folder)
     asked, where = _read_json(folder / "config.json"), f"{folder / 'config.json'}"
     config = config_class(asked.get("model_type"))
     if config is None:
-        raise ValueError(
-            f"{where}: model_type must be one with layers to convert, got {brief(asked.get('model_type'))}"
-        )
-    fields = permitted_fields(asked, config, where, folder=True)
-    return config, fields | {"infsa": _notes(asked.get("infsa"), where)}, _tensors(folder)
+        raise ValueError(f"{where}: model_type must be one of transformers', got {brief(asked.get('model_type'))}")
+    return config, permitted_fields(asked, config, where, folder=True)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -57,16 +69,19 @@ def _notes(asked: Any, where: str) -> Any:
     return notes
 
 
-def _tensors(folder: Path) -> Header:
-    """All tensors of a folder, in one file or several; the index of several names files of the folder alone."""
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).is_file():
-        listed = _read_json(folder / INDEX).get("weight_map")
-        names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
-        for name in names:
-            if Path(name).name != name or not (folder / name).is_file() or not name.endswith(".safetensors"):
-                raise ValueError(f"{folder / INDEX} asks for {brief(name)}, which is no safetensors file of the folder")
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+def _shards(folder: Path) -> list[str]:
+    """The files that an index names, all of them safetensors files of its own folder."""
+    listed = _read_json(folder / INDEX).get("weight_map")
+    names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
     for name in names:
+        if Path(name).name != name or not (folder / name).is_file() or not name.endswith(".safetensors"):
+            raise ValueError(f"{folder / INDEX} asks for {brief(name)}, which is no safetensors file of the folder")
+    return names
+
+
+def _tensors(folder: Path) -> Header:
+    """All tensors of a folder, in one file or several."""
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in [WEIGHTS] if (folder / WEIGHTS).is_file() else _shards(folder):
         tensors |= read_header(folder / name).tensors
     return Header(folder, {}, tensors)

@@ -148,6 +148,7 @@ def _is_torchvision(name: str) -> bool:
 
 
 def _config_class(name: str) -> Any:
-    from .permitted_fields import config_class
+    from .permitted_fields import config_class, has_layers
 
-    return config_class(name)
+    config = config_class(name)
+    return config if config is not None and has_layers(config) else None

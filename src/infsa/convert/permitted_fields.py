@@ -1,8 +1,9 @@
 """What a file may choose of a Hugging Face configuration: plain values of fields that its class declares."""
 
 import dataclasses
-import importlib
+import importlib.util
 import re
+from pathlib import Path
 from typing import Any
 
 from ..models.header import FLAG, NONE, Rule, brief, either, number, one_of, permitted, some, whole
@@ -17,7 +18,11 @@ WORD = Rule("a word", lambda value: isinstance(value, str) and re.fullmatch(r"[A
 REAL = Rule("a number", lambda value: type(value) is float and abs(value) <= 1e12)
 SCALAR = either(FLAG, NONE, whole(-(1 << 24), 1 << 24), REAL, WORD)
 SCALARS = some(SCALAR, 0, 1 << 12)
-PLAIN = either(SCALAR, SCALARS, some(SCALARS, 0, 1 << 10))
+LISTS = some(SCALARS, 0, 1 << 10)
+PLAIN = Rule(
+    "a number up to 16777216, a word, true, false, null, or a list of those",
+    lambda value: SCALAR.fits(value) or SCALARS.fits(value) or LISTS.fits(value),
+)
 TABLE = Rule(
     "a table of at most 262144 plain values",
     lambda value: isinstance(value, dict) and len(value) <= 1 << 18 and all(map(PLAIN.fits, value.values())),
@@ -47,25 +52,31 @@ LEFT_OUT = ("_name_or_path", "model_type", "transformers_version", "task_specifi
 
 
 def config_class(name: Any) -> Any:
-    """The class of configurations for a model type that has layers to convert; None for any other.
+    """The class of configurations for a model type; None if transformers has no such type.
 
     Example:
         >>> config_class("vit").__name__
         'ViTConfig'
     """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[name] if isinstance(name, str) and name in CONFIG_MAPPING else None
+
+
+def has_layers(config: Any) -> bool:
+    """Whether models with such configurations have layers that can be converted.
+
+    Example:
+        >>> has_layers(ViTConfig)
+        True
+    """
     from .huggingface_layers import CLASSES
 
-    found = _known(name)
-    if found is None:
-        return None
-    modeling = importlib.import_module(found.__module__.replace(".configuration_", ".modeling_"))
-    return found if any(hasattr(modeling, layer) for layer in CLASSES) else None
-
-
-def _known(name: Any) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
-
-    return CONFIG_MAPPING[name] if isinstance(name, str) and name in CONFIG_MAPPING_NAMES else None
+    spec = importlib.util.find_spec(config.__module__.replace(".configuration_", ".modeling_"))
+    if spec is None or spec.origin is None:
+        return False
+    source = Path(spec.origin).read_text(encoding="utf-8")  # read, not imported: a file does not choose what runs
+    return re.search(rf"^class ({'|'.join(CLASSES)})\b", source, re.MULTILINE) is not None
 
 
 def permitted_fields(asked: Any, config: Any, where: str, folder: bool = False) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def permitted_fields(asked: Any, config: Any, where: str, folder: bool = False) 
             continue
         if name in config.sub_configs and isinstance(value, dict):
             part = config.sub_configs[name]
-            part = part if dataclasses.is_dataclass(part) else _known(value.get("model_type"))
+            part = part if dataclasses.is_dataclass(part) else config_class(value.get("model_type"))
             if part is None:
                 raise ValueError(
                     f"{inside} must name a model type of transformers, got {brief(value.get('model_type'))}"
@@ -96,7 +107,7 @@ def permitted_fields(asked: Any, config: Any, where: str, folder: bool = False) 
             rest = {key: entry for key, entry in value.items() if key != "model_type"}
             found[name] = permitted_fields(rest, part, inside, folder) | kept
             continue
-        inert = folder and not NEVER.search(name) and not hasattr(config, name)
+        inert = folder and name.isidentifier() and not NEVER.search(name) and not hasattr(config, name)
         own = {name: PLAIN} if inert and name not in rules else rules | (OF_A_FOLDER if folder else {})
         found |= permitted({name: value}, own, where)
     return found

@@ -29,9 +29,9 @@ def open_model(
 
     Args:
         name: ``timm:NAME``, ``torchvision:NAME``, ``hf:NAME`` (a repository or a folder with a configuration); a name
-            alone is timm's.
+            alone is timm's. Only a repository or ``pretrained`` opens a connection.
         weights: a .safetensors file, or a folder that holds ``model.safetensors``, to load.
-        pretrained: fetch the weights that the library has for the name.
+        pretrained: fetch the weights that the library has for the name; from Hugging Face, safetensors only.
         options: for the model's constructor; for Hugging Face, fields of the configuration.
 
     Example:
@@ -81,11 +81,18 @@ def _from_hugging_face(name: str, pretrained: bool, options: dict[str, Any]) -> 
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    known = name in CONFIG_MAPPING
-    config = AutoConfig.for_model(name, **options) if known else AutoConfig.from_pretrained(name, **options)
+    if name in CONFIG_MAPPING:
+        config = AutoConfig.for_model(name, **options)
+    elif Path(name).is_dir():
+        from .folder import read_config
+
+        made_for, fields = read_config(Path(name))
+        config = made_for.from_dict(fields, **options)
+    else:
+        config = AutoConfig.from_pretrained(name, **{"trust_remote_code": False, **options})
     kind = _class_of(config)
     if pretrained:
-        return kind.from_pretrained(name, config=config)
+        return kind.from_pretrained(name, config=config, use_safetensors=True)
     return kind.from_config(config) if kind is AutoModel else kind(config)
 
 

@@ -96,6 +96,8 @@ def refusals(header: Header) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(str(header.file)):
+            raise
         reason = brief(error) or type(error).__name__
         raise ValueError(f"{header.file}: the model it describes cannot be built: {reason}") from error
 

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ..files import write_atomically
 from ..models import InfViT
+from ..models.header import Rule, parse, permitted, some, whole
 from .network import Network
 from .source import Colours, open_source
 from .tiles import Tile, Tiling
+
+SIZE = {"size": some(whole(1, 1 << 40), 2, 2)}  # what the file of a code says beside its tensors
 
 
 @dataclass
@@ -96,6 +99,8 @@ class SceneCode:
         code = cls(size)
         for name in ("rows", "centrals", "absolute", "signed"):
             count = sum(key.startswith(f"{name}.") for key in tensors)
+            if lost := [i for i in range(count) if f"{name}.{i}" not in tensors]:
+                raise ValueError(f"a scene code must have the tensor {name}.{lost[0]}: it has {count} called {name}")
             getattr(code, name).extend(tensors[f"{name}.{i}"].to(device) for i in range(count))
         return code
 
@@ -116,7 +121,7 @@ class SceneCode:
             >>> SceneCode.load("slide.safetensors").size
             (18000, 18000)
         """
-        tensors, facts = read_tensors(Path(path))
+        tensors, facts = read_tensors(Path(path), SIZE)
         if "size" not in facts or "rows.0" not in tensors:
             raise ValueError(f"{path} is no scene code")
         return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
@@ -127,12 +132,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
     write_atomically(path, lambda aside: save_file(tensors, aside, metadata={"stream": json.dumps(facts)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
+def read_tensors(path: Path, rules: dict[str, Rule]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`write_tensors` wrote, by the rules; read at once, because a running stream may replace the file."""
     data = path.read_bytes()
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return tensors, json.loads(header.get("__metadata__", {}).get("stream", "{}"))
+    facts = parse(header.get("__metadata__", {}).get("stream", "{}"), str(path))
+    return tensors, permitted(facts, rules, str(path))

@@ -8,10 +8,20 @@ from pathlib import Path
 import torch
 
 from ..models import InfViT
+from ..models.header import Rule, some, whole
 from ..models.weights import plain
 from .engine import Bookmark, Engine
 from .feed import BadTile
 from .scene import SceneCode, read_tensors, write_tensors
+
+TEXT = Rule("text", lambda value: isinstance(value, str))
+SKIPPED = Rule(
+    "the number of a tile and a reason",
+    lambda value: isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], str),
+)
+FACTS = {  # what a state file says beside its tensors
+    "fingerprint": TEXT, "step": whole(0, 1 << 40), "done": whole(0, 1 << 40), "skipped": some(SKIPPED, 0, 1 << 24),
+}  # fmt: skip
 
 
 def fingerprint(model: InfViT, engine: Engine) -> str:
@@ -58,9 +68,13 @@ class StateFile:
         self._mark = fingerprint(self.model, engine)
         if not self.path.exists():
             return None
-        tensors, facts = read_tensors(self.path)
-        if facts.get("fingerprint") != self._mark:
+        tensors, facts = read_tensors(self.path, FACTS)
+        if facts.get("fingerprint") != self._mark or facts.keys() != FACTS.keys():
             raise ValueError(f"{self.path} belongs to another image, model or tiling; remove it to start again")
+        tiles = len(engine.network.tiling)
+        for number, _ in facts["skipped"]:
+            if not 0 <= number < tiles:
+                raise ValueError(f"{self.path} names the tile {number}, and the image has {tiles}")
         device = engine.network.device
         sums = {name.removeprefix("sums."): value.to(device) for name, value in tensors.items() if "sums." in name}
         central = tensors.get("central")
