@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -228,7 +229,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
         table.add_column(column)
     for guess in record["predictions"]:
         number = guess["number"]
-        row = [guess["class"], f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
+        row = [escape(guess["class"]), f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
         if "low" in record:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
         table.add_row(*row)

@@ -27,7 +27,6 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 DEPTH = whole(1, 1 << 10)
 WIDTHS = either(WIDTH, some(WIDTH, 1, 16))
 DEPTHS = some(DEPTH, 1, 16)
-RATES = either(RATE, some(RATE, 1, 16))
 RATIOS = either(number(1e-3, 1e3), some(number(1e-3, 1e3), 1, 16))
 TABLE = Rule("a table of names and values", lambda value: isinstance(value, dict))
 TEXT = Rule("text", lambda value: isinstance(value, str))
@@ -45,46 +44,36 @@ SETTINGS = {  # of infsa.convert
     "impl": one_of(*IMPLEMENTATIONS),
 }
 
+SWITCHES = (
+    "always_partition", "class_token", "dynamic_img_pad", "dynamic_img_size", "fc_norm", "final_norm", "fix_init",
+    "no_embed_class", "pool_include_prefix", "pre_norm", "proj_bias", "qk_norm", "qkv_bias", "qkv_fused",
+    "rope_rotate_half", "scale_attn_inner", "scale_attn_norm", "scale_mlp", "scale_mlp_norm", "shared_rel_pos",
+    "strict_img_size", "swiglu_mlp", "use_abs_pos_emb", "use_fc_norm", "use_post_norm", "use_post_transformer_norm",
+    "use_pre_transformer_norm", "use_rel_pos_bias", "use_rot_pos_emb", "use_shared_rel_pos_bias",
+)  # fmt: skip
+DROPS = ("attn_drop_rate", "drop_path_rate", "drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_drop_rate")
 TIMM = {  # arguments of timm's transformers
+    **dict.fromkeys(SWITCHES, either(FLAG, NONE)),
+    **dict.fromkeys(DROPS, RATE),
+    **dict.fromkeys(("embed_dim", "embed_dims", "num_heads"), WIDTHS),
+    **dict.fromkeys(("img_size", "patch_size", "window_size"), SIDES),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "mlp_ratio_token_only"), RATIOS),
+    **dict.fromkeys(("depth", "depth_token_only"), DEPTH),
+    **dict.fromkeys(("head_dim", "num_kv_heads", "rel_pos_dim"), either(WIDTH, NONE)),
+    **dict.fromkeys(("num_reg_tokens", "reg_tokens"), whole(0, 1 << 12)),
     "act_layer": one_of("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swish"),
-    "always_partition": FLAG,
-    "attn_drop_rate": RATE,
-    "class_token": FLAG,
-    "depth": DEPTH,
     "depths": DEPTHS,
-    "drop_path_rate": RATE,
-    "drop_rate": RATE,
-    "dynamic_img_pad": FLAG,
-    "dynamic_img_size": FLAG,
-    "embed_dim": WIDTHS,
-    "embed_dims": WIDTHS,
     "global_pool": one_of("", "token", "avg", "avgmax", "max", "map"),
     "head_init_scale": number(0, 1e3),
-    "img_size": SIDES,
     "in_chans": whole(1, 1 << 12),
     "init_values": either(number(0, 1e3), NONE),
-    "mlp_ratio": RATIOS,
-    "mlp_ratios": RATIOS,
-    "no_embed_class": FLAG,
     "num_classes": whole(0, 1 << 24),
-    "num_heads": WIDTHS,
-    "patch_drop_rate": RATE,
-    "patch_size": SIDES,
-    "pos_drop_rate": RATE,
     "pos_embed": one_of("", "none", "learn"),
-    "pre_norm": FLAG,
-    "proj_bias": FLAG,
-    "proj_drop_rate": RATE,
-    "qk_norm": FLAG,
-    "qkv_bias": FLAG,
-    "reg_tokens": whole(0, 1 << 12),
-    "scale_attn_norm": FLAG,
-    "scale_mlp_norm": FLAG,
-    "strict_img_size": FLAG,
-    "use_abs_pos_emb": FLAG,
-    "use_rel_pos_bias": FLAG,
-    "use_shared_rel_pos_bias": FLAG,
-    "window_size": SIDES,
+    "pretrained_window_sizes": some(whole(0, 1 << 10), 1, 16),
+    "rel_pos_type": one_of("mlp", "bias", "none"),
+    "rope_grid_offset": number(-1e3, 1e3),
+    "rope_temperature": number(1, 1e9),
+    "weight_init": one_of("", "skip", "jax", "jax_nlhb", "moco"),
 }
 
 TORCHVISION = {

@@ -5,6 +5,7 @@ cannot claim more memory than the file itself takes, nor keep the machine busy w
 """
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ def build_as_filed(build: Callable[[], Model], header: Header) -> Model:
     spare = sum(value.nbytes for name, value in model.named_buffers() if name not in known)
     if spare > SPARE + 8 * stored(header):
         raise ValueError(f"{header.where} describes a model with tables of {spare} bytes that the file does not hold")
+    wanted, machine = sum(value.nbytes for value in model.state_dict().values()), _memory_of_the_machine()
+    if wanted > machine:  # a file with holes takes less room than it says
+        raise ValueError(f"{header.file}: its model needs {wanted} bytes, and this machine has {machine}")
     with refusals(header):
         return build()
 
@@ -47,6 +51,13 @@ def build_without_memory(build: Callable[[], Model], header: Header) -> Model:
     """
     with refusals(header), torch.device("meta"), _bounded(header):
         return build()
+
+
+def _memory_of_the_machine() -> float:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return math.inf
 
 
 def stored(header: Header) -> int:

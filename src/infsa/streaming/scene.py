@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..files import write_atomically
 from ..models import InfViT
-from ..models.header import Rule, parse, permitted, some, whole
+from ..models.header import parse, permitted, some, whole
 from .network import Network
 from .source import Colours, open_source
 from .tiles import Tile, Tiling
@@ -121,7 +121,8 @@ class SceneCode:
             >>> SceneCode.load("slide.safetensors").size
             (18000, 18000)
         """
-        tensors, facts = read_tensors(Path(path), SIZE)
+        tensors, facts = read_tensors(Path(path))
+        permitted(facts, SIZE, str(path))
         if "size" not in facts or "rows.0" not in tensors:
             raise ValueError(f"{path} is no scene code")
         return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
@@ -132,13 +133,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
     write_atomically(path, lambda aside: save_file(tensors, aside, metadata={"stream": json.dumps(facts)}))
 
 
-def read_tensors(path: Path, rules: dict[str, Rule]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`write_tensors` wrote, by the rules; read at once, because a running stream may replace the file."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
     data = path.read_bytes()
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    facts = parse(header.get("__metadata__", {}).get("stream", "{}"), str(path))
-    return tensors, permitted(facts, rules, str(path))
+    return tensors, parse(header.get("__metadata__", {}).get("stream", "{}"), str(path))

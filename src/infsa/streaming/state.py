@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..models import InfViT
-from ..models.header import Rule, some, whole
+from ..models.header import Rule, permitted, some, whole
 from ..models.weights import plain
 from .engine import Bookmark, Engine
 from .feed import BadTile
@@ -68,7 +68,8 @@ class StateFile:
         self._mark = fingerprint(self.model, engine)
         if not self.path.exists():
             return None
-        tensors, facts = read_tensors(self.path, FACTS)
+        tensors, facts = read_tensors(self.path)
+        permitted(facts, FACTS, str(self.path))
         if facts.get("fingerprint") != self._mark or facts.keys() != FACTS.keys():
             raise ValueError(f"{self.path} belongs to another image, model or tiling; remove it to start again")
         tiles = len(engine.network.tiling)

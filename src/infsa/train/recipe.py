@@ -240,7 +240,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         fields = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable {Path(path).suffix or 'TOML'} file: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold fields of a recipe with their values, got {fields!r}")
