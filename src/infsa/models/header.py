@@ -262,7 +262,7 @@ def read_header(file: Path) -> Header:
             slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
             tensors = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
             return Header(file, handle.metadata() or {}, tensors)
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, MemoryError) as error:  # the latter two: too long to map
         raise ValueError(f"{file} is not a whole safetensors file: {brief(error)}") from error
 
 
@@ -277,5 +277,5 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as handle:
             return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except (SafetensorError, AttributeError, KeyError, TypeError) as error:  # a type that torch does not have
+    except (SafetensorError, RuntimeError, MemoryError, AttributeError, KeyError, TypeError) as error:  # odd types too
         raise ValueError(f"{file} is not a whole safetensors file: {brief(error)}") from error
