@@ -71,7 +71,7 @@ def _convert(model: nn.Module, layers: dict[str, dict[str, Any]]) -> nn.Module:
         found = [noted] if noted in names else list(inside)
         if not found:
             raise ValueError(f"the layer {noted} was converted, and this {type(model).__name__} has none of that name")
-        groups.setdefault(Settings(**settings), []).extend(found)
+        groups.setdefault(Settings.saved(settings), []).extend(found)
     for chosen, own in groups.items():
         convert(model, include=own, inplace=True, **chosen.as_dict())
     return model

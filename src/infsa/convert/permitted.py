@@ -21,7 +21,7 @@ from ..models.header import (
     whole,
 )
 from ..ops.activation import ACTIVATIONS
-from ..ops.validate import IMPLEMENTATIONS
+from ..ops.validate import IMPLEMENTATIONS, NORMS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEPTH = whole(1, 1 << 10)
@@ -35,6 +35,8 @@ FACTS = {"source": TEXT, "options": TABLE, "layers": TABLE, "buffers": TABLE}
 
 SETTINGS = {  # of infsa.convert
     "variant": one_of("pure", "linear"),
+    "norm": one_of("auto", *NORMS),
+    "pool_queries": FLAG,
     "gamma": DECAY,
     "learn_gamma": FLAG,
     "activation": one_of(*ACTIVATIONS),

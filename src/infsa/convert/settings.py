@@ -64,6 +64,17 @@ class Settings:
         check_eps(self.eps)
         check_impl(self.impl)
 
+    @classmethod
+    def saved(cls, fields: dict[str, Any]) -> "Settings":
+        """The settings that a file holds; one that names no norm was written when there was the paper's only.
+
+        Example:
+            >>> Settings.saved({"variant": "pure", "gamma": 0.9}).norm
+            'frobenius'
+        """
+        older = {"norm": "frobenius"} if fields.get("variant", "pure") == "pure" else {}
+        return cls(**{**older, **fields})
+
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain values, for JSON."""
         return asdict(self)

@@ -203,7 +203,7 @@ def _convert_as_noted(model: nn.Module, facts: dict[str, Any], header: Header) -
     for name, fields in facts["layers"].items():
         if name not in known:
             raise ValueError(f"{header.where} names the layer {brief(name)}, which the model does not have")
-        groups.setdefault(Settings(**fields), []).append(name)
+        groups.setdefault(Settings.saved(fields), []).append(name)
     for settings, names in groups.items():
         convert(model, include=names, inplace=True, **settings.as_dict())
     return model
