@@ -77,6 +77,9 @@ def stream(
     scratch: str | Path | None = None,
     order: Sequence[int] | None = None,
     level: int = 0,
+    series: int | None = None,
+    page: int | None = None,
+    bands: Sequence[int] | None = None,
     on_error: str = "raise",
     map: bool | str | Path = False,
     layer: int = -1,
@@ -90,7 +93,7 @@ def stream(
     Args:
         model: an :class:`InfViT` with ``attention="infsa_linear"``.
         source: floating (C, H, W) tensors and arrays are model input; uint8 and uint16 arrays (H, W[, C]) and files
-            (``.npy``, JPEG, PNG, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
+            (``.npy``, JPEG, PNG, WebP, GIF, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
         tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it.
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
             between passes, in memory or in a file under ``scratch``; ``"auto"`` keeps what the memory allows.
@@ -100,6 +103,9 @@ def stream(
         order: the numbers of all tiles in the order to visit them; row by row if not given. Tiles are numbered row by
             row.
         level: of a pyramid; 0 is the largest.
+        series: of a TIFF with several images, as in :func:`infsa.streaming.open_source`, like the next two.
+        page: of a series, a GIF or a WebP.
+        bands: the channels to take, counted from 0; all if not given.
         on_error: ``"raise"``, or ``"skip"`` to mask tiles out that cannot be read, as ``patch_mask`` would.
         map: True for an attention map in memory, a path for a ``.tif`` or ``.zarr`` file with an overview beside it.
         layer: of the map, from the end if negative.
@@ -113,7 +119,7 @@ def stream(
         >>> infsa.stream(model, "orion.jpg", memory="2GiB").logits.shape
         torch.Size([1, 50])
     """
-    opened = open_source(source, level)
+    opened = open_source(source, level, series=series, page=page, bands=bands)
     network, feed = prepare(model, opened, tile)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
