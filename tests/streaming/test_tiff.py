@@ -34,8 +34,11 @@ def by_tifffile(path, array, expected=None, **options):
 def by_palette(path, places, bits, scale=257):
     """Places in a palette of random colours, which are stored as ``scale`` times 8 bits."""
     colours = np.random.default_rng(1).integers(0, 256, (2**bits, 3), np.uint8)
-    palette = colours.T.astype(np.uint16) * scale
-    write_tiff(path, places, photometric="palette", colormap=palette, bitspersample=bits)
+    palette = (colours.T.astype(np.uint16) * scale).ravel()
+    tag = (320, "H", palette.size, palette.tolist(), True)
+    write_tiff(path, places, bitspersample=bits, photometric="minisblack", extratags=[tag])
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages[0].tags["PhotometricInterpretation"].overwrite(3)
     return colours[places.astype(int)]
 
 
