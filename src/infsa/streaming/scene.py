@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..files import write_atomically
@@ -104,12 +104,15 @@ class SceneCode:
             getattr(code, name).extend(tensors[f"{name}.{i}"].to(device) for i in range(count))
         return code
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the code as safetensors: L rows and a little more.
+
+        An older code is replaced, any other file only with ``overwrite``.
 
         Example:
             >>> code.save("slide.safetensors")
         """
+        check_code_path(Path(path), overwrite)
         write_tensors(Path(path), self.tensors(), {"size": list(self.size)})
         return Path(path)
 
@@ -128,13 +131,46 @@ class SceneCode:
         return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
 
 
+def check_code_path(path: Path, overwrite: bool = False) -> None:
+    """Refuse another ending than .safetensors, and to replace a file that is no scene code unless that is asked for.
+
+    Example:
+        >>> check_code_path(Path("code.safetensors"))
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(f"a scene code is written as .safetensors, got {path.name}")
+    if path.exists() and not overwrite and "size" not in read_facts(path):
+        raise FileExistsError(f"{path} exists already and is not a scene code; overwrite=True replaces it")
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Tensors and plain data in one safetensors file, whole or not at all."""
-    write_atomically(path, lambda aside: save_file(tensors, aside, metadata={"stream": json.dumps(facts)}))
+    data = save(tensors, metadata={"stream": json.dumps(facts)})
+    try:
+        write_atomically(path, lambda aside: aside.write_bytes(data))
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the file aside
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The plain data of what :func:`write_tensors` wrote, without its tensors; nothing of any other file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                return {}
+            facts = json.loads(json.loads(file.read(length))["__metadata__"]["stream"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
+    if not read_facts(path):
+        raise ValueError(f"{path} is not a whole safetensors file of a stream")
     data = path.read_bytes()
     try:
         tensors = load(data)
