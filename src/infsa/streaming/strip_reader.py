@@ -33,10 +33,7 @@ class StripSource(Source):
     def __init__(self, path: Path, page: int | None = None) -> None:
         self.name, self.path, self.page = str(path), path, page
         self.vips = needed("pyvips", "pyvips", f"reading {path.name}")
-        try:
-            self.image = self._open()
-        except self.vips.Error as error:
-            raise ValueError(f"{path}: {one_line(error)}") from error
+        self.image = self._open()
         form = {"uchar": np.uint8, "ushort": np.uint16}.get(self.image.format, np.float32)
         check_pixel_type(form, self.name)
         self.dtype = np.dtype(form)
@@ -63,7 +60,10 @@ class StripSource(Source):
         return image if image.interpretation in KNOWN else image.colourspace("srgb")
 
     def _load(self, access: str, **options: int) -> Any:
-        return self.vips.Image.new_from_file(self.name, access=access, fail_on="error", **options)
+        try:
+            return self.vips.Image.new_from_file(self.name, access=access, fail_on="error", **options)
+        except self.vips.Error as error:
+            raise ValueError(f"{self.path}: {one_line(error)}") from error
 
     def _check_page(self, frames: int) -> None:
         if self.page is not None and self.page >= frames:
@@ -121,7 +121,7 @@ class StripSource(Source):
         try:
             self.rows, self.first, self.next = self._decode(start, stop), start, stop
         except self.vips.Error as error:
-            self.reason = one_line(error)
+            self.reason = one_line(error).removeprefix("unable to write to memory ")  # what was asked of libvips
             self.end = self._damaged(start, stop)
             self.next = stop
             self.restart()
