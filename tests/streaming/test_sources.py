@@ -140,6 +140,15 @@ def test_levels_of_a_pyramid(tmp_path):
             open_source(tmp_path / name, level=2)
 
 
+def test_a_fourth_channel_of_a_microscope_is_no_opacity(tmp_path):
+    array = pixels(4)
+    write_ome_zarr(tmp_path / "image.zarr", array)
+    with pytest.raises(ValueError, match="has 4 channels, none of them opacity, the model takes 3"):
+        infsa.stream(small(depth=1), tmp_path / "image.zarr")
+    found = infsa.stream(small(depth=1), tmp_path / "image.zarr", bands=(3, 1, 0), tile=32).logits
+    assert torch.equal(found, infsa.stream(small(depth=1), array[..., [3, 1, 0]], tile=32).logits)
+
+
 def test_whole_slides(tmp_path):
     pytest.importorskip("openslide")
     from infsa.streaming.readers import SlideSource

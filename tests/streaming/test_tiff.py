@@ -196,6 +196,24 @@ def test_series_and_pages_are_chosen(tmp_path):
         assert torch.equal(infsa.stream(model, open_source(path, page=2), tile=32).logits, expected)
 
 
+@pytest.mark.parametrize(
+    "options", [{"compression": "jpeg", "tile": (32, 32)}, {"compression": "zlib", "rowsperstrip": 16}, {},
+                {"truncate": True}, {"byteorder": ">", "truncate": True}], ids=str,
+)  # fmt: skip
+def test_pages_of_stacks(options, tmp_path):
+    """Listed one by one, with the tags of the first, or not at all: a truncated stack lists its first page only."""
+    path, stack = tmp_path / "stack.tif", np.stack([pixels() // (n + 1) for n in range(3)])
+    tifffile.imwrite(path, stack, photometric="rgb", **options)
+    expected = tifffile.imread(path)
+    for page in range(3):
+        found = open_source(path, page=page)
+        assert np.array_equal(found.read(0, 0, 101, 150), expected[page])
+        assert np.array_equal(found.read(17, 9, 90, 140), expected[page, 17:90, 9:140])
+    with pytest.raises(ValueError, match="3 pages in the series, got page=3"):
+        open_source(path, page=3)
+    assert len({open_source(path, page=page).describe() for page in range(3)}) == 3
+
+
 def test_the_default_is_said(tmp_path):
     write_series(tmp_path / "several.tif")
     with pytest.warns(UserWarning, match=r"several.tif has 2 series: taking series=0$"):

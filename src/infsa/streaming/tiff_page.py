@@ -27,10 +27,11 @@ class TiffSource(Source):
         (512, 512, 3)
     """
 
-    def __init__(self, path: Path, frame: Any, tifffile: Any) -> None:
+    def __init__(self, path: Path, frame: Any, tifffile: Any, plane: int = 0) -> None:
         page = frame.keyframe  # pages of a stack share the tags of the first
         self.name, self.page, self.place = str(path), page, frame.offset
-        self.offsets, self.lengths = frame.dataoffsets, frame.databytecounts
+        self.offsets = [offset + plane * page.nbytes for offset in frame.dataoffsets]  # planes follow one another
+        self.lengths = frame.databytecounts
         self.separate, depth, self.height, self.width, self.contiguous = page.shaped
         if depth != 1:
             raise ValueError(f"a depth of {depth}, streaming takes one plane")
@@ -44,7 +45,7 @@ class TiffSource(Source):
         self.premultiplied = self.opacity and page.extrasamples[0] == alpha[0]
         self.palette = page.colormap.T if self.kind == "PALETTE" else None  # (colours, 3)
         self.itemsize = 1 if self.kind == "PALETTE" else page.dtype.itemsize
-        self.jpeg = {"jpegtables": frame.jpegtables, "jpegheader": frame.jpegheader}
+        self.jpeg = {"jpegtables": frame.jpegtables, "jpegheader": page.jpegheader}
         self.decode = page.decode  # this and the line above while tifffile has the file open
         self._find_segments(path)
 
@@ -61,7 +62,7 @@ class TiffSource(Source):
             raise ValueError(f"{wanted} {'tiles' if tiled else 'strips'} expected, {len(self.offsets)} listed")
         ends = [offset + length for offset, length in zip(self.offsets, self.lengths, strict=False)]
         plain = not tiled and page.compression == 1 and page.is_memmappable and self.separate == 1
-        self.rows_on_disk = plain and list(self.offsets[1:]) == ends[:-1]
+        self.rows_on_disk = plain and self.offsets[1:] == ends[:-1]
         self.bands = not tiled and not self.rows_on_disk
         whole = self.segment[0] * self.segment[1] * self.contiguous * page.dtype.itemsize
         self.overhead = (32 << 20) + (0 if self.rows_on_disk else 4 * whole)

@@ -28,8 +28,8 @@ def open_tiff(path: Path, level: int = 0, series: int | None = None, page: int |
     tifffile = needed("tifffile", "tifffile", f"reading {path.name}")
     try:
         with tifffile.TiffFile(path) as file:
-            chosen, said = _choose(file, level, series, page)
-            source = TiffSource(path, chosen, tifffile)
+            chosen, plane, said = _choose(file, level, series, page)
+            source = TiffSource(path, chosen, tifffile, plane)
     except Exception as error:  # a damaged file raises almost anything from inside tifffile
         raise ValueError(f"{path}: {one_line(error)}") from error
     if said:
@@ -37,15 +37,15 @@ def open_tiff(path: Path, level: int = 0, series: int | None = None, page: int |
     return source
 
 
-def _choose(file: Any, level: int, series: int | None, page: int | None) -> tuple[Any, str]:
-    """The page to read, and what to say of those that are not."""
+def _choose(file: Any, level: int, series: int | None, page: int | None) -> tuple[Any, int, str]:
+    """The page to read, the plane behind it that is meant, and what to say of the images that are not read."""
     count = len(file.series)
     if not count:
         raise ValueError("no image inside")
     if page is not None and series is None and count > 1:
         if level:
             raise ValueError(f"level={level} is one of a series: name the series of page={page}")
-        return _page(list(file.pages), page, "the file"), ""
+        return *_page(list(file.pages), page, len(file.pages), "the file"), ""
     if series is not None and series >= count:
         raise ValueError(f"{count} series, got series={series}")
     said = [f"{count} series: taking series=0"] if series is None and count > 1 else []
@@ -53,21 +53,20 @@ def _choose(file: Any, level: int, series: int | None, page: int | None) -> tupl
     if level >= len(levels):
         raise ValueError(f"{len(levels)} levels, got level={level}")
     chosen = levels[level]
-    if page is None and max(len(chosen.pages), _planes(chosen)) > 1:
-        said.append(f"{_planes(chosen)} pages (axes {chosen.axes}): taking page=0")
-    return _page(chosen.pages, page or 0, "the series"), " and ".join(said)
+    count = max(len(chosen.pages), chosen.size // max(1, chosen.keyframe.size))
+    if page is None and count > 1:
+        said.append(f"{count} pages (axes {chosen.axes}): taking page=0")
+    return *_page(chosen.pages, page or 0, count, "the series"), " and ".join(said)
 
 
-def _planes(series: Any) -> int:
-    """The number of images in a series: ImageJ lists only the first of a large stack as a page."""
-    return max(len(series.pages), int(series.size) // max(1, int(series.keyframe.size)))
-
-
-def _page(pages: Any, number: int, where: str) -> Any:
-    """A page of some."""
-    if number >= len(pages):
-        raise ValueError(f"{len(pages)} page{'s' * (len(pages) > 1)} in {where}, got page={number}")
-    page = pages[number]
+def _page(pages: Any, number: int, count: int, where: str) -> tuple[Any, int]:
+    """A page of some, or the first and the plane behind it: of a large stack ImageJ lists the first page only."""
+    if number >= count:
+        raise ValueError(f"{count} page{'s' * (count > 1)} in {where}, got page={number}")
+    unlisted = len(pages) == 1 < count
+    page = pages[0 if unlisted else number]
     if page is None:
         raise ValueError(f"page={number} is missing")
-    return page
+    if unlisted and page.compression != 1:
+        raise ValueError(f"one of {count} pages is listed, and compressed: the others cannot be found")
+    return page, number if unlisted else 0
