@@ -62,13 +62,10 @@ def check_place(path: Path, image: str) -> None:
 
 def _check_not_image(path: Path, image: str) -> None:
     """Refuse the image itself, and a folder that the image lies in."""
-    if (
-        path.exists()
-        and Path(image).exists()
-        and any(
-            path.samefile(place) for place in (Path(image), *(Path(image).resolve().parents if path.is_dir() else ()))
-        )
-    ):
+    if not path.exists() or not Path(image).exists():
+        return
+    around = Path(image).resolve().parents if path.is_dir() else ()
+    if any(path.samefile(place) for place in (Path(image), *around)):
         raise ValueError(f"{path} is the image itself")
 
 

@@ -272,9 +272,8 @@ def open_source(
         >>> open_source("slide.svs", level=1)
         >>> open_source("landsat.tif", bands=(3, 2, 1))
     """
-    for name, number in (("level", level), ("series", series), ("page", page)):
-        least = number is None and name != "level"
-        if not least and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+    for name, number in (("level", level), ("series", series or 0), ("page", page or 0)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number!r}")
     if isinstance(source, str | Path):
         from .readers import open_file

@@ -38,8 +38,8 @@ class StripSource(Source):
         check_pixel_type(form, self.name)
         self.dtype = np.dtype(form)
         self.inks = self.image.interpretation == "cmyk"
-        self.height, self.width, self.channels = self.image.height, self.image.width, self.image.bands
-        self.channels = 3 if self.inks else self.channels
+        self.height, self.width = self.image.height, self.image.width
+        self.channels = 3 if self.inks else self.image.bands
         self.opacity, self.itemsize = bool(self.image.hasalpha()), self.dtype.itemsize
         self.end, self.reason = self.height, ""  # the first row that cannot be decoded, and why
         self._begin()
@@ -53,7 +53,7 @@ class StripSource(Source):
         self._check_page(frames)
         turned = "orientation" in fields and image.get("orientation") != 1
         interlaced = "interlaced" in fields and bool(image.get("interlaced"))
-        self.whole = turned or interlaced or image.get("vips-loader") in ("webpload", "gifload")
+        self.whole = turned or interlaced or frames > 1 or image.get("vips-loader") in ("webpload", "gifload")
         if self.whole:
             image = self._load("random", **({"page": self.page or 0} if frames > 1 else {}))
         image = image.autorot() if turned else image
