@@ -55,7 +55,7 @@ def test_arrays_of_any_real_type_and_layout(dtype):
 
 @pytest.mark.parametrize(
     "rows",
-    [[["1"]], [[None]], [[1, 2], [3]], [[[1], [2]], [3, 4]], {0: 1}, [[2**2000]], np.array([["a"]]), b"ab", object()],
+    [[["1"]], [[None]], [[1, 2], [3]], [[[1], [2]], [3, 4]], {0: 1}, [[2**2000]], np.array([["a"]]), b"ab", Ellipsis],
     ids=repr,
 )
 def test_what_is_no_matrix_of_numbers_is_refused_in_one_line(rows):
