@@ -39,7 +39,10 @@ def read_json(path: str | Path) -> Any:
     Example:
         >>> read_json("result.json")["top1"]
     """
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
 
 
 def write_json(content: Any, path: str | Path) -> Path:

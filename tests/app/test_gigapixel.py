@@ -94,3 +94,4 @@ def test_pixels_become_colours():
     assert (rgb(clear) == 255).all()
     picture = np.asarray(photograph(8, 8))
     assert (rgb(picture) == picture).all()
+    assert (rgb(picture / 255) == picture).all()

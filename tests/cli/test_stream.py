@@ -1,6 +1,8 @@
 """``infsa stream``: what it prints and writes, how it fails, and that a killed job goes on."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import infsa
 from infsa.streaming.scene import read_tensors
@@ -78,6 +81,13 @@ def test_estimate(image, monkeypatch, capsys):
         (["--map", "map.jpg"], 1, "map.jpg"),
         (["--estimate", "0.5", "--map", "map.tif"], 2, "--estimate does not go with --map"),
         (["--estimate", "0.5", "--on-error", "skip"], 2, "--estimate does not go with"),
+        (["--series", "-1"], 2, "got -1"),
+        (["--series", "1"], 1, "series chooses an image of a TIFF, got series=1"),
+        (["--page", "1"], 1, "page chooses an image of a TIFF, GIF or WebP, got page=1"),
+        (["--bands", "red"], 2, "must be numbers such as 0,1,2, got 'red'"),
+        (["--bands", "0,1,3"], 1, "has bands 0 to 2, got bands=[0, 1, 3]"),
+        (["--overwrite"], 2, "--overwrite goes with --map or --code"),
+        (["--code", "code.pt"], 1, "a scene code is written as .safetensors, got code.pt"),
     ],
 )
 def test_failures_are_one_line(arguments, code, message, image, monkeypatch, capsys):
@@ -86,6 +96,90 @@ def test_failures_are_one_line(arguments, code, message, image, monkeypatch, cap
     assert (found, out) == (code, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def bad_file(kind, folder):
+    """A file that is no image, by its kind."""
+    path = folder / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind.startswith("pipe"):
+        os.mkfifo(path)
+    elif kind.startswith("cut"):
+        array = np.random.default_rng(0).integers(0, 255, (90, 70, 3), np.uint8)
+        np.save(path, array) if path.suffix == ".npy" else Image.fromarray(array).save(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif not kind.startswith("missing"):
+        path.write_text("hello" if kind.startswith("text") else "")
+    return path
+
+
+@pytest.mark.parametrize("kind", [
+    "text.png", "text.jpg", "text.webp", "text.gif", "text.tif", "text.npy", "text.svs", "text.xyz",
+    "empty.png", "empty.jpg", "empty.tif", "empty.npy", "empty.svs", "folder", "pipe.png", "pipe.npy", "pipe.tif",
+    "cut.png", "cut.jpg", "cut.gif", "cut.webp", "cut.tif", "cut.npy", "missing.png",
+])  # fmt: skip
+def test_files_that_are_no_images_fail_in_one_line(kind, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyvips")
+    path = bad_file(kind, tmp_path)
+    code, out, err = run(monkeypatch, capsys, "stream", str(path), "--json")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert kind in err
+
+
+def test_a_file_without_permission_fails_in_one_line(image, tmp_path, monkeypatch, capsys):
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(image), "open", refuse)
+    code, _, err = run(monkeypatch, capsys, "stream", str(image))
+    assert (code, err) == (1, f"infsa: {image}: Permission denied\n")
+
+
+def test_pages_and_bands(tmp_path, monkeypatch, capsys):
+    """The default is said in one line; what is chosen is streamed."""
+    tifffile = pytest.importorskip("tifffile")
+    path, stack = tmp_path / "stack.tif", np.random.default_rng(0).integers(0, 255, (2, 40, 50, 4), np.uint8)
+    tifffile.imwrite(path, stack, photometric="rgb", extrasamples=["unspecified"])
+    for arguments, page, said in (([], 0, 1), (["--page", "1"], 1, 0), (["--series", "0", "--page", "1"], 1, 0)):
+        code, out, err = run(monkeypatch, capsys, "stream", str(path), "--bands", "3,0,1", "--json", *arguments)
+        assert (code, err.count("\n")) == (0, said)
+        assert ("has 2 pages (axes QYXS): taking page=0" in err) == bool(said)
+        whole = expected(stack[page][..., [3, 0, 1]])
+        assert json.loads(out)["logits"] == whole.logits[0].tolist()
+    code, out, _ = run(monkeypatch, capsys, "stream", str(path), "--page", "1", "--bands", "0,0,0", "--json",
+                       "--estimate", "1")  # fmt: skip
+    assert code == 0
+    whole = expected(stack[1][..., [0, 0, 0]]).logits[0].tolist()
+    assert json.loads(out)["logits"] == pytest.approx(whole, rel=1e-4, abs=1e-4)
+    code, _, err = run(monkeypatch, capsys, "stream", str(path), "--page", "1")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "has 4 channels, none of them opacity, the model takes 3" in err
+
+
+def test_a_full_disk_is_said_and_loses_nothing(image, tmp_path, monkeypatch, capsys):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    arguments = ["stream", str(image), "--tile", "1024", "--state", str(tmp_path / "s"), "--save-every", "0", "--json",
+                 "--code", str(tmp_path / "code.safetensors")]  # fmt: skip
+    monkeypatch.setattr(os, "fsync", full)
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert (code, out) == (1, "")
+    said, failed = err.splitlines()  # each once
+    assert said.startswith(f"infsa: {tmp_path / 's'}: No space left on device: the stream goes on")
+    assert failed == f"infsa: {tmp_path / 'code.safetensors'}: No space left on device"
+    monkeypatch.undo()
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["logits"] == expected(image).logits[0].tolist()
+    code, _, err = run(monkeypatch, capsys, *arguments)  # replaces its own code
+    assert (code, err) == (0, "")
+    (tmp_path / "code.safetensors").write_text("not ours")
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "exists already and is not a scene code" in err
+    assert run(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
 
 
 def test_a_damaged_tile_is_skipped_and_named(tmp_path, monkeypatch, capsys):

@@ -40,6 +40,7 @@ class Cross(nn.Module):
 
 
 BOTH, PURE = ("pure", "linear"), ("pure",)
+UNKNOWN = ("cross", "cross, other widths")  # blocks that do not say whether queries may know each other
 # name: builder, inputs, variants, attention layers
 FAMILIES = {
     "encoder": (
@@ -146,6 +147,11 @@ FAMILIES = {
 }
 CASES = [(name, variant) for name, (_, _, variants, _) in FAMILIES.items() for variant in variants]
 PURE_ONLY = [name for name, (_, _, variants, _) in FAMILIES.items() if variants == PURE]
+
+
+def settings(name, variant):
+    """What a family needs to be told to be converted."""
+    return {"pool_queries": True} if name in UNKNOWN and variant == "linear" else {}
 
 
 def build(name, dtype=torch.float64):

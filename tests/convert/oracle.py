@@ -15,8 +15,9 @@ from tests.ops import plain
 class Formula:
     """Replace torch's attention by Pure or Linear InfSA while original code runs; ``calls`` counts."""
 
-    def __init__(self, variant="pure", gamma=0.7, activation="relu", chunk_size=None):
+    def __init__(self, variant="pure", gamma=0.7, activation="relu", chunk_size=None, norm="frobenius"):
         self.variant, self.gamma, self.activation, self.chunk_size = variant, gamma, activation, chunk_size
+        self.norm = norm
         self.calls = 0
 
     def __enter__(self):
@@ -39,9 +40,9 @@ class Formula:
             allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
             is_causal = not bool(allowed.triu(1).any())
         if self.variant == "pure":
-            return plain.pure_attention(
-                q, k, v, gamma=self.gamma, activation=self.activation, attn_mask=attn_mask, is_causal=is_causal
-            )
+            options = {"gamma": self.gamma, "activation": self.activation, "norm": self.norm, "is_causal": is_causal}
+            every = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
+            return plain.pure_attention(q, k, v, attn_mask=attn_mask, query_mask=every, **options)
         causal = "chunk" if is_causal else None
         chunk = self.chunk_size if is_causal else None
         z = plain.linear_attention(
@@ -53,4 +54,7 @@ class Formula:
         assert self.variant == "pure"
         self.calls += 1
         r = plain.ACTIVATIONS[self.activation](scores)
+        if self.norm == "row":
+            visible = (scores > -50).sum(-1, keepdim=True)
+            return self.gamma * r / ((r.square().sum(-1, keepdim=True) * visible).sqrt() + 1e-6)
         return self.gamma * r / (r.square().sum((-2, -1), keepdim=True).sqrt() + 1e-6)

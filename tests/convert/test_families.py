@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 import infsa
 from infsa.convert import converted_layers
 
-from .models import CASES, FAMILIES, PURE_ONLY, build
+from .models import CASES, FAMILIES, PURE_ONLY, UNKNOWN, build, settings
 from .oracle import Formula
 
 
@@ -24,8 +24,8 @@ def close(actual, expected):
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_converted_equals_the_formula_on_the_original_projections(name, variant):
     model, inputs, layers = build(name)
-    converted = infsa.convert(model, variant, gamma=0.6)
-    with Formula(variant, 0.6) as formula:
+    converted = infsa.convert(model, variant, gamma=0.6, **settings(name, variant))
+    with Formula(variant, 0.6, norm="row" if name in UNKNOWN else "frobenius") as formula:
         expected = output(model, inputs)
     assert formula.calls == layers == len(converted_layers(converted))
     close(output(converted, inputs), expected)
@@ -33,10 +33,24 @@ def test_converted_equals_the_formula_on_the_original_projections(name, variant)
     assert difference > 1e-4 * expected.abs().max(), "softmax would pass this test too"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_either_norm_on_request(name):
+    model, inputs, layers = build(name)
+    for norm in ("frobenius", "row"):
+        plan = infsa.plan_conversion(model, norm=norm)
+        assert {layer.norm for layer in plan} == {norm}
+        converted = infsa.convert(model, norm=norm)
+        with Formula(norm=norm) as formula:
+            expected = output(model, inputs)
+        assert formula.calls == layers
+        close(output(converted, inputs), expected)
+        assert all(layer.infsa_settings.norm == norm for layer in converted_layers(converted).values())
+
+
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_weights_stay_and_learn(name, variant):
     model, inputs, _ = build(name)
-    converted = infsa.convert(model, variant, learn_gamma=True)
+    converted = infsa.convert(model, variant, learn_gamma=True, **settings(name, variant))
     before, after = model.state_dict(), converted.state_dict()
     assert {key for key in after if key not in before} == {
         f"{key}.decay.logit".lstrip(".") for key in converted_layers(converted)
@@ -72,9 +86,9 @@ def test_revert_restores_the_original(name):
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_saved_and_reloaded_agree(name, variant, tmp_path):
     model, inputs, _ = build(name)
-    converted = infsa.convert(model, variant, learn_gamma=True)
+    converted = infsa.convert(model, variant, learn_gamma=True, **settings(name, variant))
     save_file({key: value.contiguous() for key, value in converted.state_dict().items()}, tmp_path / "weights")
-    other = infsa.convert(build(name)[0], variant, learn_gamma=True)
+    other = infsa.convert(build(name)[0], variant, learn_gamma=True, **settings(name, variant))
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()

@@ -179,10 +179,11 @@ class Custom(nn.TransformerDecoderLayer):
     """A block whose forward may do anything."""
 
 
-def test_a_foreign_decoder_layer_is_refused():
-    with pytest.raises(ValueError, match=r"multihead_attn .*Custom"):
-        infsa.convert(Custom(16, 2))
-    assert infsa.convert(Custom(16, 2), exclude="multihead_attn")
+def test_layers_of_a_foreign_decoder_get_the_row_norm():
+    plan = infsa.plan_conversion(Custom(16, 2))
+    assert [layer.norm for layer in plan] == ["row", "row"]
+    assert "norm='row'" in plan.notes()[0]
+    assert "pure (row norm)" in str(plan)
 
 
 @pytest.mark.parametrize("kind", [Attention, AttentionRope, EvaAttention])

@@ -92,7 +92,7 @@ def holds(*layers):
         (
             holds(nn.MultiheadAttention(8, 2)),
             {"level": "surgery", "variant": "linear"},
-            "cannot convert 0 .*Sequential",
+            "cannot convert 0 .*another source",
         ),
     ],
 )

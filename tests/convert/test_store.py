@@ -1,10 +1,12 @@
 """Converted models on disk say how to make them again; models are opened by name."""
 
+import copy
 import json
 import sys
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import infsa
@@ -134,3 +136,16 @@ def test_the_command_fails_in_one_line(arguments, code, message, monkeypatch, ca
     assert err.count("\n") == 1
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_keeps_the_norm_and_an_older_one_has_the_papers(tmp_path):
+    model = torch.nn.ModuleDict({"attn": torch.nn.MultiheadAttention(16, 2)})
+    path = save_converted(infsa.convert(model), tmp_path / "new.safetensors")
+    assert load_converted(path, copy.deepcopy(model)).attn.norm == "row"
+    with safe_open(path, "pt") as handle:
+        facts = json.loads(handle.metadata()["conversion"])
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    for fields in facts["layers"].values():
+        del fields["norm"], fields["pool_queries"]
+    save_file(tensors, tmp_path / "old.safetensors", {"format": "pt", "conversion": json.dumps(facts)})
+    assert load_converted(tmp_path / "old.safetensors", copy.deepcopy(model)).attn.norm == "frobenius"

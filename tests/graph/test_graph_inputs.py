@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import infsa.graph
-from infsa.graph import AttentionGraph
+from infsa.graph import AttentionGraph, inf_fs
+from infsa.graph.inputs import as_adjacency
 
 Q = torch.ones(3, 2)
 
@@ -24,6 +25,50 @@ def test_any_matrix_becomes_float64(A):
     assert graph.degree().dtype == torch.float64
     assert graph.size == 2
     assert repr(graph) == "AttentionGraph(tokens=2, gamma=0.7, dense)"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0.1, 1 / 3], [1e30, 0.7]],
+        [[0, 2**53 - 1], [2**70, 1]],
+        [[True, False], [False, True]],
+        [[1, 0.1], [True, 2]],
+        ((0.1, 0.2), (0.3, 0.4)),
+    ],
+    ids=["floats", "integers", "booleans", "mixed", "tuples"],
+)
+def test_lists_of_python_numbers_keep_all_their_digits(rows):
+    """As numpy reads them: never by way of float32."""
+    expected = np.array(rows, np.float64)
+    assert np.array_equal(as_adjacency(rows).numpy(), expected)
+    assert np.array_equal(AttentionGraph(rows).degree("out").numpy(), expected.sum(1))
+    assert torch.equal(inf_fs(rows), inf_fs(expected))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i4", "u2", "f2", "?"])
+def test_arrays_of_any_real_type_and_layout(dtype):
+    array = np.arange(9).reshape(3, 3).astype(dtype)
+    for view in (array, array.T, array[::-1, ::-1], np.asfortranarray(array)):
+        assert np.array_equal(as_adjacency(view).numpy(), view.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[["1"]], [[None]], [[1, 2], [3]], [[[1], [2]], [3, 4]], {0: 1}, [[2**2000]], np.array([["a"]]), b"ab", Ellipsis],
+    ids=repr,
+)
+def test_what_is_no_matrix_of_numbers_is_refused_in_one_line(rows):
+    for call in (AttentionGraph, inf_fs):
+        with pytest.raises(TypeError, match="A must be a square matrix of numbers, got ") as caught:
+            call(rows)
+        assert "\n" not in str(caught.value)
+
+
+def test_complex_matrices_are_refused():
+    for rows in ([[1, 1j], [0, 1]], np.eye(2, dtype=complex), torch.eye(2, dtype=torch.complex128)):
+        with pytest.raises(TypeError, match=r"A must be real, got torch\.complex"):
+            inf_fs(rows)
 
 
 def test_gradients_stop_at_the_graph():

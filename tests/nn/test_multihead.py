@@ -12,6 +12,9 @@ E, H = 32, 4
 VARIANTS = ["pure", "linear"]
 
 
+SHARED = {"pure": {"norm": "frobenius"}, "linear": {"pool_queries": True}}  # queries of a call may know each other
+
+
 def module(variant, **options):
     torch.manual_seed(0)
     return infsa.nn.MultiheadAttention(E, H, variant, **options).double()
@@ -49,7 +52,7 @@ def expected(mha, query, key, value, **options):
 @pytest.mark.parametrize("widths", [{}, {"kdim": 20, "vdim": 12}])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_equals_the_operator(variant, bias, widths, batch_first):
-    mha = module(variant, bias=bias, batch_first=batch_first, **widths)
+    mha = module(variant, bias=bias, batch_first=batch_first, **SHARED[variant], **widths)
     query, key, value = tokens(5), tokens(7, width=mha.kdim), tokens(7, width=mha.vdim, seed=2)
     hide = padding()
     want = expected(mha, query, key, value, key_mask=~hide, query_mask=torch.ones(3, 5, dtype=torch.bool))
@@ -99,7 +102,7 @@ def test_padding_masks_boolean_and_float_agree_and_padding_changes_nothing(varia
 
 
 def test_cross_attention_of_equal_length_keeps_every_query():
-    mha = module("pure", batch_first=True)
+    mha = module("pure", batch_first=True, norm="frobenius")
     x, memory, hide = tokens(), tokens(seed=5), padding()
     every = torch.ones(3, 7, dtype=torch.bool)
     out, _ = mha(x, memory, memory, key_padding_mask=hide)
@@ -119,7 +122,7 @@ def test_float_key_padding_mask_is_added_to_the_scores():
 
 @pytest.mark.parametrize("kind", ["bool", "float", "per head"])
 def test_attention_masks(kind):
-    mha = module("pure", batch_first=True)
+    mha = module("pure", batch_first=True, norm="frobenius")
     x = tokens()
     hide = torch.rand(3 * H, 7, 7, generator=torch.Generator().manual_seed(3)) < 0.3
     hide[:, 0, 6] = False  # keep one edge into the future: not causal
@@ -198,7 +201,7 @@ def test_torch_decoder_layer_runs_causally():
     torch.manual_seed(0)
     layer = nn.TransformerDecoderLayer(E, H, 64, dropout=0.0, batch_first=True)
     layer.self_attn = infsa.nn.MultiheadAttention(E, H, "pure", batch_first=True)
-    layer.multihead_attn = infsa.nn.MultiheadAttention(E, H, "linear", batch_first=True)
+    layer.multihead_attn = infsa.nn.MultiheadAttention(E, H, "pure", batch_first=True)
     layer = layer.double().eval()
     x, memory = tokens(), tokens(9, seed=4)
     triangle = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
@@ -208,6 +211,74 @@ def test_torch_decoder_layer_runs_causally():
     changed = memory.clone()
     changed[0, 4:] = 1e3
     torch.testing.assert_close(layer(x, changed, tgt_mask=triangle, memory_key_padding_mask=hide), out)
+    later = x.clone()
+    later[:, -1] += 1
+    assert torch.equal(layer(later, memory, tgt_mask=triangle, memory_key_padding_mask=hide)[:, :-1], out[:, :-1])
+
+
+def test_the_norm_follows_the_role():
+    """Self-attention has the paper's norm, whether or not query and key are one tensor; the rest couples nothing."""
+    mha, x, memory = module("pure", batch_first=True), tokens(), tokens(9, seed=4)
+    hide = padding()
+    want = expected(mha, x, x, x, key_mask=~hide)
+    for key in (x, x.clone()):
+        torch.testing.assert_close(mha(x, key, x, key_padding_mask=hide)[0], want)
+    out, weights = mha(x, memory, memory)
+    torch.testing.assert_close(out, expected(mha, x, memory, memory, norm="row"))
+    for i in range(x.shape[1]):
+        one, row = mha(x[:, i : i + 1], memory, memory)
+        torch.testing.assert_close(one, out[:, i : i + 1])
+        torch.testing.assert_close(row, weights[:, i : i + 1])
+
+
+def test_the_row_norm_is_one_function_in_every_role():
+    """A step with keys kept from before is the row of the whole causal pass; any mask is safe."""
+    mha, x = module("pure", batch_first=True, norm="row"), tokens()
+    triangle = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
+    whole = mha(x, x, x, attn_mask=triangle)[0]
+    torch.testing.assert_close(whole, expected(mha, x, x, x, is_causal=True, norm="row"))
+    torch.testing.assert_close(mha(x, x.clone(), x, is_causal=True)[0], whole)
+    for i in range(7):
+        past = x[:, : i + 1]
+        torch.testing.assert_close(mha(x[:, i : i + 1], past, past)[0], whole[:, i : i + 1])
+    any_mask = torch.rand(7, 7, generator=torch.Generator().manual_seed(3)) < 0.4
+    out = mha(x, x, x, attn_mask=any_mask)[0]
+    for j in range(7):
+        changed = x.clone()
+        changed[:, j] += 1
+        blind = any_mask[:, j].clone()
+        blind[j] = False  # a token knows itself
+        assert torch.equal(mha(changed, changed, changed, attn_mask=any_mask)[0][:, blind], out[:, blind])
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda x: module("pure", batch_first=True)(x[:, -1:], x, x), "norm='row' for steps with keys kept"),
+        (lambda x: module("pure", batch_first=True)(x, x, x, attn_mask=torch.eye(7).bool().roll(1, 0)), "norm='row'"),
+        (lambda x: module("pure", batch_first=True)(x, x, x, attn_mask=torch.ones(7, 7).triu(1) * -50), "norm='row'"),
+        (lambda x: module("pure", batch_first=True)(x, x, x, key_padding_mask=padding() * -50.0), "norm='row'"),
+        (lambda x: module("pure", batch_first=True)(x, -x, x, query_padding_mask=padding() * -50.0), "entry -50.0"),
+        (lambda x: module("linear", batch_first=True)(x, -x, x), "pool_queries=True"),
+        (lambda x: module("linear", batch_first=True)(x, -x, x, query_causal=True), "pool_queries=True"),
+        (lambda x: module("linear", norm="row"), "got norm='row'"),
+        (lambda x: module("pure", norm="l2"), "got 'l2'"),
+        (lambda x: module("pure", pool_queries=True), "norm='frobenius' instead"),
+    ],
+)  # fmt: skip
+def test_what_would_leak_is_refused(use, message):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as raised:
+        use(tokens())
+    assert message in str(raised.value)
+
+
+def test_a_compiled_module_refuses_equal_tensors_that_are_two():
+    mha, x = module("pure", batch_first=True), tokens()
+    compiled = torch.compile(mha, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, x, x)[0], mha(x, x, x)[0])
+    torch.testing.assert_close(compiled(x, -x, x)[0], mha(x, -x, x)[0])
+    with pytest.raises(RuntimeError, match="equal but two tensors"):
+        compiled(x, x.clone(), x)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -58,8 +58,19 @@ def pure_scores(q, k, attn_mask=None):
     return scores, allowed
 
 
-def pure_weights(q, k, *, activation="relu", attn_mask=None, key_mask=None, query_mask=None, is_causal=False, eps=1e-6):
-    """Â (B, H, Nq, Nk): R over the Frobenius norm, or over the norm of the leading block for causal rows."""
+def pure_weights(
+    q,
+    k,
+    *,
+    activation="relu",
+    attn_mask=None,
+    key_mask=None,
+    query_mask=None,
+    is_causal=False,
+    norm="frobenius",
+    eps=1e-6,
+):
+    """Â (B, H, Nq, Nk): R over the Frobenius norm, of the leading block for causal rows, or over each row's own."""
     scores, allowed = pure_scores(q, k, attn_mask)
     batch, heads, n_q, n_k = scores.shape
     key, query = token_masks(key_mask, query_mask, batch, n_q, n_k)
@@ -67,15 +78,16 @@ def pure_weights(q, k, *, activation="relu", attn_mask=None, key_mask=None, quer
 
     weights = np.zeros_like(scores)
     for b, h in np.ndindex(batch, heads):
-        r = np.zeros((n_q, n_k))
+        r, visible = np.zeros((n_q, n_k)), np.zeros(n_q)
         for i, j in np.ndindex(n_q, n_k):
             real = allowed[b, h, i, j] and query[b, i] and key[b, j]
             if real and not (is_causal and j > i):
                 r[i, j] = phi(scores[b, h, i, j])
+                visible[i] += 1
         for i in range(n_q):
-            seen = r[: i + 1] if is_causal else r
-            norm = math.sqrt(sum(x * x for x in seen.ravel()))
-            weights[b, h, i] = r[i] / (norm + eps) if norm > 0 else 0.0
+            seen = r[i] if norm == "row" else r[: i + 1] if is_causal else r
+            size = math.sqrt(sum(x * x for x in seen.ravel()) * (visible[i] if norm == "row" else 1))
+            weights[b, h, i] = r[i] / (size + eps) if size > 0 else 0.0
     return weights
 
 

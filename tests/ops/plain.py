@@ -29,7 +29,18 @@ def both_masks(q, k, key_mask, query_mask):
     return (ones[0] if key_mask is None else key_mask), (ones[1] if query_mask is None else query_mask)
 
 
-def pure_weights(q, k, *, activation="relu", attn_mask=None, key_mask=None, query_mask=None, is_causal=False, eps=1e-6):
+def pure_weights(
+    q,
+    k,
+    *,
+    activation="relu",
+    attn_mask=None,
+    key_mask=None,
+    query_mask=None,
+    is_causal=False,
+    norm="frobenius",
+    eps=1e-6,
+):
     key, query = both_masks(q, k, key_mask, query_mask)
     scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
     keep = query[:, None, :, None] & key[:, None, None, :]
@@ -42,7 +53,10 @@ def pure_weights(q, k, *, activation="relu", attn_mask=None, key_mask=None, quer
         keep = keep & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     r = ACTIVATIONS[activation](scores).masked_fill(~keep, 0)
     squares = r.square().sum(-1)
-    total = squares.cumsum(-1)[..., None] if is_causal else squares.sum(-1)[..., None, None]
+    if norm == "row":
+        total = (squares * keep.expand_as(r).sum(-1))[..., None]
+    else:
+        total = squares.cumsum(-1)[..., None] if is_causal else squares.sum(-1)[..., None, None]
     return r / (root(total) + eps)
 
 

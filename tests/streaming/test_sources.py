@@ -140,6 +140,15 @@ def test_levels_of_a_pyramid(tmp_path):
             open_source(tmp_path / name, level=2)
 
 
+def test_a_fourth_channel_of_a_microscope_is_no_opacity(tmp_path):
+    array = pixels(4)
+    write_ome_zarr(tmp_path / "image.zarr", array)
+    with pytest.raises(ValueError, match="has 4 channels, none of them opacity, the model takes 3"):
+        infsa.stream(small(depth=1), tmp_path / "image.zarr")
+    found = infsa.stream(small(depth=1), tmp_path / "image.zarr", bands=(3, 1, 0), tile=32).logits
+    assert torch.equal(found, infsa.stream(small(depth=1), array[..., [3, 1, 0]], tile=32).logits)
+
+
 def test_whole_slides(tmp_path):
     pytest.importorskip("openslide")
     from infsa.streaming.readers import SlideSource
@@ -207,10 +216,10 @@ def refusals(folder):
     (folder / "image.bmp").write_bytes(b"BM")  # the library that pyvips brings along cannot read it
     (folder / "folder").mkdir()
     np.savez(folder / "many.npz", array)
-    write_tiff(folder / "stack.tif", np.stack([array[..., 0]] * 3), photometric="minisblack")
-    write_tiff(folder / "float.tif", array[..., 0].astype(np.float32))
+    write_tiff(folder / "wide.tif", array[..., 0].astype(np.uint32))
     write_tiff(folder / "12-bit.tif", array[..., 0].astype(np.uint16), bitspersample=12)
-    Image.fromarray(array).convert("P").save(folder / "palette.tif")
+    Image.fromarray(array).convert("LAB").save(folder / "lab.tif")
+    Image.fromarray(array).convert("YCbCr").save(folder / "ycbcr.tif")
     group = zarr.open_group(str(folder / "lost.zarr"), mode="w")
     group.attrs["ome"] = {"multiscales": [{"datasets": [{"path": "0"}]}]}
     return {
@@ -225,10 +234,10 @@ def refusals(folder):
         folder / "folder": "no Zarr",
         folder / "many.npz": "unknown kind of image",
         folder / "missing.tif": "no such file",
-        folder / "stack.tif": "streaming takes one image",
-        folder / "float.tif": "pixels must be uint8 or uint16, got float32",
+        folder / "wide.tif": "pixels must be uint8 or uint16, got uint32",
         folder / "12-bit.tif": "12 bits per value; known: 8 and 16",
-        folder / "palette.tif": "colours of kind PALETTE; known: grey and RGB",
+        folder / "lab.tif": "colours of kind CIELAB; known: grey, RGB, palette, CMYK, and YCbCr in JPEG",
+        folder / "ycbcr.tif": "colours of kind YCBCR with compression NONE; known: in JPEG",
         folder / "lost.zarr": "no OME-Zarr image that can be read: '0'",
         folder / "image.bmp": "unknown kind of image",
     }

@@ -183,3 +183,12 @@ def test_facts_are_plain_json(tmp_path):
     path = write_checkpoint(tmp_path, 3, tensors(), FACTS, keep=1)
     with safe_open(path, framework="pt") as file:
         assert json.loads(file.metadata()["facts"]) == FACTS
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 100_000])
+def test_facts_that_are_no_table_are_damage(text, tmp_path):
+    whole = {"w": torch.zeros(1)}
+    header = {"facts": text, "digest": checkpoint._digest(whole, text)}
+    save_file(whole, tmp_path / "step-00000001.safetensors", header)
+    with pytest.raises(DamagedCheckpoint, match=one_line("damaged")):
+        read_checkpoint(tmp_path / "step-00000001.safetensors")

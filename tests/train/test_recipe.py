@@ -177,3 +177,9 @@ def test_the_corners_of_the_schedule():
     assert recipe.learning_rate(50, 5) == pytest.approx(0.1)
     assert recipe.learning_rate(10**6, 5) == pytest.approx(0.1)
     assert Recipe(epochs=1, warmup_epochs=0, lr=1.0).learning_rate(0, 1) == 1.0
+
+
+@pytest.mark.parametrize("name", ["checkpoint_path", "pretrained_cfg_overlay", "pretrained_cfg", "pretrained"])
+def test_model_options_are_arguments_of_the_model(name):
+    with pytest.raises(ValueError, match=f"takes no argument '{name}'"):
+        Recipe(model_options={name: "x"}).check()

@@ -181,12 +181,16 @@ def shrink(source: Source, box: Box, side: int) -> Image.Image:
 
 
 def rgb(window: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pixels (h, w, c) of 8 or 16 bits, grey or colour, opaque or laid on white, as (h, w, 3) of 8 bits.
+    """Pixels (h, w, c), grey or colour, opaque or laid on white, as (h, w, 3) of 8 bits.
+
+    They have 8 or 16 bits, or are floating in [0, 1].
 
     Example:
         >>> rgb(np.zeros((8, 8, 1), np.uint16)).shape
         (8, 8, 3)
     """
+    if window.dtype.kind == "f":
+        window = (window * 255).round().astype(np.uint8)
     values = window if window.dtype == np.uint8 else (window >> 8).astype(np.uint8)
     if values.shape[2] in (2, 4):
         opacity = values[..., -1:].astype(np.float32) / 255

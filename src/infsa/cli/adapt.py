@@ -25,6 +25,7 @@ def adapt(
     data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data; repeatable.")] = None,
     variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
     level: Annotated[str, typer.Option(help="swap, or surgery (linear).")] = "swap",
+    norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
     gamma: Annotated[float, typer.Option(help="First decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     fixed_gamma: Annotated[bool, typer.Option("--fixed-gamma", help="Do not learn the decay.")] = False,
     include: Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.")] = None,
@@ -68,7 +69,7 @@ def adapt(
     place = chosen_device(device)
     console = Console(quiet=as_json)
     original = open_model(model, weights, pretrained, options).to(place)
-    settings: dict[str, Any] = {"gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
+    settings: dict[str, Any] = {"norm": norm, "gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
     converted = convert(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=as_json, transient=True) as progress:

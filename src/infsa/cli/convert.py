@@ -21,6 +21,7 @@ def convert(
     model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
     variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
     level: Annotated[str, typer.Option(help="swap, or surgery: fold queries and keys into one (linear).")] = "swap",
+    norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
     gamma: Annotated[float, typer.Option(help="Decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     learn_gamma: Annotated[bool, typer.Option("--learn-gamma", help="One learned decay per head.")] = False,
     chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
@@ -46,7 +47,7 @@ def convert(
         raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --dry-run")
     console = Console(quiet=as_json)
     settings: dict[str, Any] = {
-        "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
+        "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
     }  # fmt: skip
     options = parse_pairs(option or [])
     with console.status(f"Building {model} ..."):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -114,6 +115,6 @@ def accuracy_table(results: "dict[str, Accuracy]") -> Table:
         worst, best = min(shares, key=lambda c: shares[c]), max(shares, key=lambda c: shares[c])
         table.add_row(
             name, f"{found.images:,}", f"{found.top1:.2%}", f"{found.top5:.2%}", f"{found.loss:.4f}",
-            f"{worst} {shares[worst]:.0%}", f"{best} {shares[best]:.0%}",
+            f"{escape(worst)} {shares[worst]:.0%}", f"{escape(best)} {shares[best]:.0%}",
         )  # fmt: skip
     return table

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -133,7 +134,7 @@ def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
     for column in ("image", "model", "patches", "first guess", "second guess"):
         table.add_column(column)
     for record in done:
-        guesses = [f"{guess['class']} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
+        guesses = [f"{escape(guess['class'])} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
         guesses += [""] * (2 - len(guesses))
         rows, columns = record["grid"]
         table.add_row(Path(record["image"]).name, record["model"], f"{rows} × {columns}", *guesses)

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -35,6 +37,17 @@ def _one_of(*names: str) -> Any:
     return checked(check)
 
 
+def _bands(text: str | None) -> list[int] | None:
+    return None if text is None else [int(word) for word in text.split(",")]
+
+
+def _check_bands(text: str | None) -> None:
+    try:
+        _bands(text)
+    except ValueError as error:
+        raise ValueError(f"must be numbers such as 0,1,2, got {text!r}") from error
+
+
 def _check_share(share: float | None) -> None:
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"must lie in (0, 1], got {share!r}")
@@ -45,13 +58,21 @@ def _check_seconds(seconds: float | None) -> None:
         raise ValueError(f"must be 0 or more, got {seconds!r}")
 
 
+def _check_number(number: int | None) -> None:
+    if number is not None and number < 0:
+        raise ValueError(f"must be 0 or more, got {number}")
+
+
 def _check_seed(seed: int | None) -> None:
     if seed is not None:
         check_seed(seed)
 
 
+_at_least_0: Any = checked(_check_number)
+
+
 def stream(
-    image: Annotated[Path, typer.Argument(help="A .npy, JPEG, PNG, TIFF, whole-slide or Zarr image.")],
+    image: Annotated[Path, typer.Argument(help="A .npy, JPEG, PNG, WebP, GIF, TIFF, whole-slide or Zarr image.")],
     model: Annotated[
         str, typer.Option("--model", "-m", help=".safetensors file, saved folder or shipped model; Linear InfSA.")
     ] = "infvit_linear_tiny",
@@ -67,6 +88,17 @@ def stream(
     ] = "auto",
     scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
     level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.", callback=at_least(0))] = 0,
+    series: Annotated[
+        int | None, typer.Option(help="Image of a TIFF with several; the first.", callback=_at_least_0)
+    ] = None,
+    page: Annotated[
+        int | None,
+        typer.Option(help="Page of that image, or of the file; frame of a GIF or WebP.", callback=_at_least_0),
+    ] = None,
+    bands: Annotated[
+        str | None,
+        typer.Option(help="Channels to take, such as 0,1,2; all.", callback=checked(_check_bands)),
+    ] = None,
     on_error: Annotated[
         str,
         typer.Option(help="raise, or skip to mask tiles out that cannot be read.", callback=_one_of("raise", "skip")),
@@ -75,6 +107,9 @@ def stream(
         Path | None, typer.Option("--map", help="Write the attention map here: .tif or .zarr, with a .png beside it.")
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Let --map and --code replace files of another kind.")
+    ] = False,
     state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
     save_every: Annotated[
         float | None,
@@ -104,9 +139,12 @@ def stream(
         raise typer.BadParameter("--seed goes with --estimate")
     if save_every is not None and state is None:
         raise typer.BadParameter("--save-every goes with --state")
+    if overwrite and map_file is None and code is None:
+        raise typer.BadParameter("--overwrite goes with --map or --code")
     loaded = load_model(model, chosen_device(device))
     loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
     console = Console(quiet=as_json, stderr=True)
+    choice = {"level": level, "series": series, "page": page, "bands": _bands(bands)}
     if estimate is not None:
         given = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
         for name, value in given.items():
@@ -114,39 +152,48 @@ def stream(
                 raise typer.BadParameter(f"--estimate does not go with {name}")
         if strategy != "auto" or on_error != "raise":
             raise typer.BadParameter("--estimate does not go with --strategy or --on-error")
-        record = _estimate(loaded, image, console, tile, memory, level, estimate, seed or 0)
+        with _warnings_in_one_line():
+            record = _estimate(loaded, image, console, choice, tile, memory, estimate, seed or 0)
     else:
         options: dict[str, Any] = {
             "tile": tile,
             "memory": memory,
             "strategy": strategy,
             "scratch": scratch,
-            "level": level,
             "on_error": on_error,
+            "map": map_file or False,
+            "code": code,
+            "overwrite": overwrite,
             "state": state,
+            **choice,
         }
         if save_every is not None:
             options["save_every"] = save_every
-        record = _stream(loaded, image, console, map_file, code, options)
+        with _warnings_in_one_line():
+            record = _stream(loaded, image, console, options)
     if as_json:
         typer.echo(json.dumps({"image": str(image), "model": model, **record}, indent=1))
     else:
         _print(Console(), record)
 
 
-def _stream(
-    model: "InfViT", image: Path, console: Console, map_file: Path | None, code: Path | None, options: dict[str, Any]
-) -> dict[str, Any]:
-    from ..streaming import stream as run
-    from ..streaming.maps import check_place
+@contextmanager
+def _warnings_in_one_line() -> "Iterator[None]":
+    def show(message: Warning | str, *_: Any) -> None:
+        typer.echo(f"infsa: {' '.join(str(message).split())}", err=True)
 
-    if code is not None:
-        check_place(code, str(image))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show  # type: ignore[assignment]  # the rest of its arguments is not shown
+        yield
+
+
+def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, Any]) -> dict[str, Any]:
+    from ..streaming import stream as run
+
     began = time.perf_counter()
     with _bar(console) as report:
-        result = run(model, image, map=map_file or False, progress=report, **options)
-    if code is not None:
-        result.code.save(code)
+        result = run(model, image, progress=report, **options)
     height, width = result.code.size
     seconds = time.perf_counter() - began
     return {
@@ -157,20 +204,28 @@ def _stream(
         "seconds_per_megapixel": seconds / (height * width / 1e6),
         "peak_memory": result.peak_memory,
         "skipped": [str(bad) for bad in result.skipped],
-        "map": None if map_file is None else str(map_file),
-        "code": None if code is None else str(code),
+        "map": None if result.map_file is None else str(result.map_file),
+        "code": None if options["code"] is None else str(options["code"]),
         "predictions": _predictions(model, result.logits),
         "logits": result.logits[0].tolist(),
     }
 
 
 def _estimate(
-    model: "InfViT", image: Path, console: Console, tile: int, memory: str | None, level: int, share: float, seed: int
+    model: "InfViT",
+    image: Path,
+    console: Console,
+    choice: dict[str, Any],
+    tile: int,
+    memory: str | None,
+    share: float,
+    seed: int,
 ) -> dict[str, Any]:
-    from ..streaming import estimate
+    from ..streaming import estimate, open_source
 
+    source = open_source(image, **choice)
     with _bar(console) as report:
-        found = estimate(model, image, share, tile=tile, memory=memory, level=level, seed=seed, progress=report)
+        found = estimate(model, source, share, tile=tile, memory=memory, seed=seed, progress=report)
     return {
         "share": found.share,
         "tiles": found.tiles,
@@ -228,7 +283,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
         table.add_column(column)
     for guess in record["predictions"]:
         number = guess["number"]
-        row = [guess["class"], f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
+        row = [escape(guess["class"]), f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
         if "low" in record:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
         table.add_row(*row)

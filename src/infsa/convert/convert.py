@@ -100,6 +100,8 @@ def converted_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def _convert_layer(model: nn.Module, layer: LayerPlan, settings: Settings) -> None:
     module: Any = model.get_submodule(layer.name)
+    if settings.variant == "pure":
+        settings = replace(settings, norm=layer.norm)
     module.infsa_layer, module.infsa_settings = layer, settings
     family_named(layer.family).convert(module, layer, settings)
 

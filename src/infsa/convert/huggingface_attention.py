@@ -194,7 +194,7 @@ def settings_of(module: Any, variant: Variant) -> Settings:
 
 @functools.cache
 def _settings(items: tuple[tuple[str, Any], ...]) -> Settings:
-    return Settings(**dict(items))
+    return Settings.saved(dict(items))
 
 
 def _gamma(module: Any, settings: Settings) -> float | Tensor:

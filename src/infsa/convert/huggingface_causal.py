@@ -63,8 +63,8 @@ def pure_causal(
         raise ValueError(f"{name}: impl={settings.impl!r} keeps no running sums for a cache; pass use_cache=False")
     q, k, v = (zero_masked(x, padding) for x in (q, k, v))
     seed = torch.randint(2**62, ()) if dropout > 0 else None
-    masks = (padding, padding, mask)
-    z, norm = library.pure_chunked(q, k, v, *masks, settings.activation, "yes", settings.eps, dropout, seed)
+    options = (settings.activation, "yes", "frobenius", settings.eps, dropout, seed)
+    z, norm = library.pure_chunked(q, k, v, padding, padding, mask, *options)
     cache.extend("squares", norm.detach().double().square())
     return cast_output(decay_per_head(gamma, q.shape[1], q) * z, q.dtype), weights
 
@@ -161,7 +161,7 @@ def prefix_rows(
             squares = total.unsqueeze(-1) + edges.double().square().sum(-1).cumsum(-1)
             total = squares[:, :, -1]
             norm = safe_sqrt(squares).to(dtype).unsqueeze(-1)
-            weights = edges * torch.where(norm > 0, 1 / (norm + settings.eps), 0)
+            weights = edges * torch.where(norm == 0, 0, 1 / (norm + settings.eps))
             outputs.append((torch.dropout(weights, dropout, train=True) if dropout > 0 else weights) @ values)
             running.append(squares)
             matrix += [weights] * with_weights

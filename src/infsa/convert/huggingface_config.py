@@ -7,6 +7,8 @@ masks and is what ``save_pretrained`` writes.
 """
 
 import copy
+import functools
+import warnings
 from typing import Any
 
 from torch import nn
@@ -122,3 +124,32 @@ def _is_other(module: nn.Module) -> bool:
     if _config_of(module) is None or not looks_like_attention(module):
         return False
     return not any(_is_converted(part) for part in module.modules())
+
+
+def warn_where_softmax_is_loaded() -> None:
+    """Let transformers say so when it reads the configuration of a converted model, on which it does not act.
+
+    Example:
+        >>> warn_where_softmax_is_loaded()  # once, on import
+    """
+    plain: Any = PretrainedConfig.from_dict.__func__
+    if hasattr(plain, "infsa_warns"):
+        return
+
+    @functools.wraps(plain)
+    def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
+        asked = options.get("attn_implementation")
+        if "infsa" in config_dict and not str(asked).startswith("infsa_"):
+            warnings.warn(
+                "this model was saved with InfSA, and transformers loads it with softmax: "
+                "infsa.convert.huggingface.load_converted(CLASS, FOLDER) loads it as it was",
+                stacklevel=3,
+            )
+        return plain(cls, config_dict, **options)
+
+    warned: Any = from_dict
+    warned.infsa_warns = True
+    PretrainedConfig.from_dict = classmethod(warned)
+
+
+warn_where_softmax_is_loaded()

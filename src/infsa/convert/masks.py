@@ -1,26 +1,12 @@
-"""Masks of foreign libraries in the terms of InfSA: which tokens are padding, what a mask over pairs may keep."""
+"""Masks of foreign libraries in the terms of Linear-InfSA, beside those of ``infsa.nn``."""
 
 import torch
 from torch import Tensor
 
-from ..ops.masking import allowed_entries, forbids_future
+from ..nn.masks import four, padding_of, require, require_mutual
+from ..ops.masking import allowed_entries
 
-
-def padding_of(attn_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
-    """The tokens of self-attention that a mask hides from every query: (B, N), True = real.
-
-    Such a token is padding, so its own query must leave the Frobenius norm too; a mask over keys alone would let it
-    in. ``attn_mask`` is None or broadcastable to (B, H, N, N): boolean (True = allowed) or additive. None stands for
-    a mask that hides no token by its shape.
-
-    Example:
-        >>> padding_of(torch.tensor([[[[True, True, False]]]]), batch=1, tokens=3)
-        tensor([[ True,  True, False]])
-    """
-    if attn_mask is None:
-        return None
-    allowed = allowed_entries(_four(attn_mask))
-    return allowed.any(2).any(1).expand(batch, tokens)
+__all__ = ["key_mask_only", "padding_of", "require", "require_mutual"]
 
 
 def key_mask_only(attn_mask: Tensor | None, batch: int, tokens: int, layer: str) -> Tensor | None:
@@ -34,7 +20,7 @@ def key_mask_only(attn_mask: Tensor | None, batch: int, tokens: int, layer: str)
     """
     if attn_mask is None:
         return None
-    mask = _four(attn_mask)
+    mask = four(attn_mask)
     real = padding_of(mask, batch, tokens)
     assert real is not None
     same = allowed_entries(mask) == real[:, None, None, :]
@@ -44,48 +30,3 @@ def key_mask_only(attn_mask: Tensor | None, batch: int, tokens: int, layer: str)
     rule = f"{layer}: Linear-InfSA keeps masks of padding only, got a mask over pairs of tokens or a bias on the scores"
     require(holds.all(), f"{rule} (shape {tuple(attn_mask.shape)})")
     return real
-
-
-def require_mutual(attn_mask: Tensor | None, real: Tensor | None, layer: str = "") -> None:
-    """Refuse a mask of self-attention under which a token is seen by one that it may not see, unless it is causal.
-
-    Such a mask has a direction, and the norm, which all rows share, would carry information against it. A causal mask
-    gets the norm of the rows so far. ``real`` (B, N) marks the tokens that are not padding.
-
-    Example:
-        >>> require_mutual(torch.ones(4, 4, dtype=torch.bool).tril(), None)
-    """
-    if attn_mask is None or attn_mask.shape[-2] == 1:
-        return
-    mask = _four(attn_mask)
-    tokens = mask.shape[-2]
-    allowed = allowed_entries(mask).expand(-1, -1, -1, tokens)
-    if real is not None:
-        allowed = allowed & real[:, None, None, :] & real[:, None, :, None]
-    one_way = allowed.mT & ~allowed & allowed.any(-1, keepdim=True)  # a row without edges gives nothing away
-    holds = ~one_way.flatten(-2).any(-1, keepdim=True) | forbids_future(mask, tokens)
-    rule = "Pure InfSA keeps causal masks and those under which tokens see each other, got one with another direction"
-    require(
-        holds.all(),
-        f"{layer}{': ' if layer else ''}{rule} (shape {tuple(attn_mask.shape)}): the norm, which all rows share, would "
-        "leak against it",
-    )
-
-
-def require(holds: Tensor, rule: str) -> None:
-    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead.
-
-    Example:
-        >>> require(torch.tensor(True), "never")
-    """
-    if torch.compiler.is_compiling():
-        torch._assert_async(holds, rule)
-    elif holds.device.type != "meta" and not bool(holds):
-        raise ValueError(rule)
-
-
-def _four(mask: Tensor) -> Tensor:
-    """A mask with leading dimensions of size one up to four."""
-    if mask.dim() > 4 or mask.dim() < 2:
-        raise ValueError(f"attn_mask must have 2 to 4 dimensions, got {mask.dim()}")
-    return mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))

@@ -31,6 +31,7 @@ class LayerPlan:
         causal: ``"no"``, ``"yes"`` or ``"by call"``.
         rotary, qk_norm: whether queries and keys are rotated by position, normalised.
         biases: biases of projections and scores, in words.
+        norm: the norm of Pure InfSA that it gets, ``"frobenius"`` or ``"row"``.
         lost: what cannot be preserved, and why, one sentence each.
 
     Example:
@@ -52,6 +53,7 @@ class LayerPlan:
     rotary: bool = False
     qk_norm: bool = False
     biases: str = "none"
+    norm: Literal["frobenius", "row"] = "frobenius"
     lost: tuple[str, ...] = ()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -137,7 +139,8 @@ def _names(names: list[str]) -> str:
 
 def _row(layer: LayerPlan, settings: Settings) -> dict[str, str]:
     grouped = layer.key_heads not in (0, layer.heads)
-    becomes = f"{settings.variant} ({settings.level})" if layer.action == "convert" else layer.action
+    how = settings.level if settings.variant == "linear" else f"{layer.norm} norm"
+    becomes = f"{settings.variant} ({how})" if layer.action == "convert" else layer.action
     return {
         "layer": layer.name or "(the model)",
         "class": layer.kind.rsplit(".", 1)[-1],
@@ -177,8 +180,8 @@ def plan_conversion(
         variant: ``"pure"`` or ``"linear"``.
         include: patterns of layer names (``"blocks.*.attn"``); without it, every layer.
         exclude: patterns of layer names to keep as they are.
-        **settings: ``gamma``, ``learn_gamma``, ``activation``, ``level``, ``chunk_size``, ``eps``, ``impl``; see
-            :class:`infsa.convert.Settings`.
+        **settings: ``norm``, ``pool_queries``, ``gamma``, ``learn_gamma``, ``activation``, ``level``,
+            ``chunk_size``, ``eps``, ``impl``; see :class:`infsa.convert.Settings`.
 
     Example:
         >>> model = torchvision.models.vit_b_16()
@@ -248,5 +251,5 @@ def _recognise(
     for family in adapters:
         layer = family.recognise(name, module, settings, model)
         if layer is not None:
-            return layer
+            return layer if settings.norm == "auto" else replace(layer, norm=settings.norm)
     return None

@@ -53,7 +53,7 @@ class Swapped(nn.Module):
             return self.linear(q, k, v, key_mask=mask, causal="chunk" if is_causal else None, chunk_size=chunk)
         causal = is_causal or ("auto" if attn_mask is not None else False)
         padding = padding_of(attn_mask, q.shape[0], q.shape[2])
-        if not is_causal:
+        if not is_causal and self.infsa_settings.norm != "row":
             require_mutual(attn_mask, padding, self.infsa_layer.name or type(self).__name__)
         return self.pure(q, k, v, attn_mask=attn_mask, key_mask=padding, is_causal=causal, dropout=dropout)
 
@@ -69,6 +69,7 @@ class Swapped(nn.Module):
             v,
             gamma=gamma,
             activation=settings.activation,
+            norm="row" if settings.norm == "row" else "frobenius",
             eps=settings.eps,
             dropout_p=dropout if self.training else 0.0,
             impl=settings.impl,

@@ -13,9 +13,13 @@ from .surgery import fold_rows, folding_note, unfold_rows
 from .swap import SHARED_NORM, new_decay
 from .torch_layers import SwappedDecoderLayer, SwappedMultiheadAttention
 
-SELF_ATTENTION = {"TransformerEncoderLayer", "EncoderBlock"}  # blocks whose attention has one source only
+VISION_BLOCK = "torchvision.models.vision_transformer.EncoderBlock"  # takes no masks
+UNKNOWN = (
+    "the norm is that of each query (norm='row'), not the paper's, which all queries share: the block around the layer "
+    "does not say whether its queries may know each other"
+)
 OWN = "a mechanism of this package: build the model with attention='infsa_pure' or 'infsa_linear'"
-OPTIONS = ("variant", "activation", "chunk_size", "eps", "impl")  # attributes of infsa.nn.MultiheadAttention
+OPTIONS = ("variant", "norm", "pool_queries", "activation", "chunk_size", "eps", "impl")  # attributes of the module
 
 
 class TorchNN(Family):
@@ -36,8 +40,8 @@ class TorchNN(Family):
             return LayerPlan(name, kind_of(module), self.name).refused(OWN)
         if type(module) is not nn.MultiheadAttention:
             return None
-        parent = _parent(model, name)
-        inside = type(parent).__name__
+        role, parent = _role(model, module), _parent(model, name)
+        unmasked = parent is not None and kind_of(parent) == VISION_BLOCK
         layer = LayerPlan(
             name,
             kind_of(module),
@@ -46,12 +50,13 @@ class TorchNN(Family):
             key_heads=module.num_heads,
             width=module.embed_dim,
             head_width=module.head_dim,
-            masks="none" if inside == "EncoderBlock" else "padding, attn_mask",
-            causal="no" if inside == "EncoderBlock" else "by call",
+            masks="none" if unmasked else "padding, attn_mask",
+            causal="no" if unmasked else "by call",
             biases="none" if module.in_proj_bias is None else "qkv, out",
-            lost=tuple(_lost(name, module, settings, inside)),
+            norm="frobenius" if role else "row",
+            lost=tuple(_lost(module, settings, role, unmasked)),
         )
-        reason = _refusal(name, module, settings, parent)
+        reason = _refusal(module, settings, role)
         return layer.refused(reason) if reason else layer
 
     def convert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
@@ -104,38 +109,52 @@ def _is_cross(name: str) -> bool:
     return name.removesuffix(".base_layer").endswith("multihead_attn")
 
 
-def _refusal(name: str, module: nn.MultiheadAttention, settings: Settings, parent: nn.Module | None) -> str | None:
-    inside = type(parent).__name__
+def _role(model: nn.Module, module: nn.Module) -> str:
+    """What a layer does in its block: ``"self"``, ``"cross"`` (of a known decoder), or nothing where none can say.
+
+    A layer that the model holds under several names has a role if it plays the same one under each.
+    """
+    names = [name for name, other in model.named_modules(remove_duplicate=False) if other is module]
+    roles = {_role_in(_parent(model, name), name) for name in names}
+    return roles.pop() if len(roles) == 1 else ""
+
+
+def _role_in(parent: nn.Module | None, name: str) -> str:
+    if type(parent) is nn.TransformerEncoderLayer or (parent is not None and kind_of(parent) == VISION_BLOCK):
+        return "self"
+    if type(parent) not in (nn.TransformerDecoderLayer, SwappedDecoderLayer):
+        return ""
+    return "cross" if _is_cross(name) else "self"
+
+
+def _refusal(module: nn.MultiheadAttention, settings: Settings, role: str) -> str | None:
     if module.bias_k is not None or module.add_zero_attn:
         return "add_bias_kv and add_zero_attn give softmax a sink, which InfSA does not have"
-    known = type(parent) in (nn.TransformerDecoderLayer, SwappedDecoderLayer)
-    if isinstance(parent, nn.TransformerDecoderLayer) and not known and _is_cross(name):
-        return f"the norm of cross-attention needs to know whether targets are causal, and a {inside} may not say"
-    if settings.level == "surgery" and inside not in SELF_ATTENTION:
-        return f"surgery folds self-attention, and a layer inside {inside} may attend to another source"
+    if settings.level == "surgery" and role != "self":
+        return "surgery folds self-attention, and this layer may attend to another source"
     if settings.level == "surgery" and module.in_proj_weight is None:
         return "surgery needs queries and keys of one width"
     return None
 
 
-def _lost(name: str, module: nn.MultiheadAttention, settings: Settings, inside: str) -> list[str]:
+def _lost(module: nn.MultiheadAttention, settings: Settings, role: str, unmasked: bool) -> list[str]:
     lost = []
     if settings.level == "surgery" and module.in_proj_weight is not None:
         lost.append(folding_note(module.in_proj_weight, module.in_proj_bias, module.num_heads))
-    cross = _is_cross(name) and inside in ("TransformerDecoderLayer", "SwappedDecoderLayer")
     if settings.variant == "pure":
-        if inside != "EncoderBlock":
-            lost.append(SHARED_NORM)
-        if inside not in (*SELF_ATTENTION, "TransformerDecoderLayer", "SwappedDecoderLayer"):
-            lost.append("queries of a call share a norm: cross-attention of causal queries needs query_causal=True")
-        return lost
+        if settings.norm == "row" or unmasked:
+            return lost
+        shared = role or settings.norm == "frobenius"
+        return [*lost, SHARED_NORM if shared else UNKNOWN]
     if module.dropout:
         lost.append(f"dropout {module.dropout} on the weights: Linear-InfSA has one weight vector per head")
-    if cross:
+    if role == "cross":
         lost.append("causal targets: their queries are pooled, later ones included, so such calls are refused")
-    elif inside != "EncoderBlock":
+    elif not unmasked:
         causal = "and causality" if settings.chunk_size else "(causality needs chunk_size)"
         lost.append(f"attention masks other than padding {causal}: such calls are refused")
+        if not role and not settings.pool_queries:
+            lost.append("cross-attention: it pools all queries, so such calls are refused unless pool_queries=True")
     return lost
 
 

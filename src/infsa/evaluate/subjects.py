@@ -1,6 +1,5 @@
 """The models under examination: shipped ones by name, trained ones by file."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import timm.data
 import torch
 
-from ..models import InfViT, create_model, list_models, read_weights
+from ..models import InfViT, create_model, list_models
 from ..models.folder import DEFAULT_ARCHITECTURE
+from ..models.weights import read_saved
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,11 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
         return create_model(str(source), pretrained=True).eval().to(device)
     if not Path(source).exists():
         raise FileNotFoundError(f"no model called {source} and no weights there; models: {', '.join(list_models())}")
-    _, arguments = read_weights(source)
+    _, arguments = read_saved(source)
     if not arguments:
         raise ValueError(f"{source} does not say which model it belongs to; infsa.models.save_weights writes that")
-    model = create_model(arguments.get("architecture", DEFAULT_ARCHITECTURE), pretrained=source).eval().to(device)
-    card = Path(source) / "config.json"
-    if card.is_file():
-        saved = json.loads(card.read_text(encoding="utf-8")).get("pretrained_cfg", {})
-        config = {**getattr(model, "pretrained_cfg", {}), "label_names": saved.get("label_names")}
-        model.pretrained_cfg = config  # type: ignore[assignment]
-    return model
+    name = arguments.get("architecture", DEFAULT_ARCHITECTURE)
+    return create_model(name, pretrained=source).eval().to(device)
 
 
 def class_names(model: InfViT) -> list[str]:

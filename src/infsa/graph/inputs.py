@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,12 +14,13 @@ def as_adjacency(A: Any) -> Tensor:
     """Copy `A` (N, N), tensor or array-like, to float64 after checking that it is a weighted graph.
 
     Example:
-        >>> as_adjacency([[0, 1], [2, 0]]).dtype
-        torch.float64
+        >>> as_adjacency([[0, 0.1], [2, 0]])
+        tensor([[0.0000, 0.1000],
+                [2.0000, 0.0000]], dtype=torch.float64)
     """
     try:
-        given = torch.as_tensor(A.copy() if hasattr(A, "copy") else A)  # a copy undoes negative strides
-    except (TypeError, ValueError, RuntimeError) as error:
+        given = _as_tensor(A)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"A must be a square matrix of numbers, got {type(A).__name__}") from error
     if given.layout != torch.strided:
         raise TypeError(f"A must be a dense matrix, got layout {given.layout}")
@@ -30,6 +32,19 @@ def as_adjacency(A: Any) -> Tensor:
     _refuse_entries(~torch.isfinite(matrix), matrix, "A must be finite")
     _refuse_entries(matrix < 0, matrix, "A must be non-negative")
     return matrix
+
+
+def _as_tensor(A: Any) -> Tensor:
+    """A tensor as it is, an array in its own type, nested lists of Python numbers in float64, as numpy reads them."""
+    if isinstance(A, Tensor):
+        return A
+    if hasattr(A, "__array__"):
+        array = np.asarray(A)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))  # no negative strides
+    try:
+        return torch.as_tensor(A, dtype=torch.float64)
+    except TypeError:
+        return torch.as_tensor(A)  # complex numbers, to be refused by their type
 
 
 def _refuse_entries(wrong: Tensor, matrix: Tensor, rule: str) -> None:

@@ -9,7 +9,16 @@ from . import presets
 from .infvit import InfViT
 from .maps import attention_maps
 from .speed import FastInfViT, fast
-from .weights import check_same_model, describe_data, load_weights, read_data_config, read_weights, save_weights
+from .trial import build_as_filed
+from .weights import (
+    check_same_model,
+    describe_data,
+    load_weights,
+    read_data_config,
+    read_saved,
+    read_weights,
+    save_weights,
+)
 
 FITTED = ("num_classes", "img_size")  # arguments that shipped weights are fitted to
 
@@ -58,12 +67,14 @@ def create_model(name: str, pretrained: bool | str | Path = False, **kwargs: Any
                 f"no weights are shipped for {name}, only for {', '.join(presets.SHIPPED)}; "
                 "pass pretrained=FOLDER or a .safetensors file"
             )
-        check_same_model(read_weights(file)[1], {k: v for k, v in kwargs.items() if k not in FITTED}, file.name)
+        check_same_model(read_saved(file)[1], {k: v for k, v in kwargs.items() if k not in FITTED}, file.name)
         return timm.create_model(name, pretrained=True, **kwargs)  # type: ignore[return-value]
-    _, saved = read_weights(pretrained)
+    header, saved = read_saved(pretrained)
     check_same_model(saved, {"architecture": name, **kwargs}, pretrained)
+    data = read_data_config(pretrained)
     saved.pop("architecture", None)
-    model: InfViT = timm.create_model(name, **{**saved, **kwargs})  # type: ignore[assignment]
+    device = kwargs.pop("device", None)
+    model: InfViT = build_as_filed(lambda: timm.create_model(name, **{**saved, **kwargs}), header)  # type: ignore
     load_weights(model, pretrained)
-    describe_data(model, **read_data_config(pretrained))
-    return model
+    describe_data(model, **data)
+    return model.to(device)

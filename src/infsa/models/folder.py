@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from .header import parse
 from .infvit import InfViT
 from .options import WITH_DECAY
 
@@ -19,7 +20,6 @@ CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 DEFAULT_ARCHITECTURE = "infvit_linear_4l64h_patch16_224"  # of models built without a name: every argument is saved
 ORIGIN = ("file", "url", "source", "hf_hub_id", "hf_hub_filename", "state_dict")  # where weights once came from
-DATA = ("label_names", "mean", "std", "crop_pct", "interpolation")  # of timm's data configuration, kept with weights
 
 
 def plain(value: Any) -> Any:
@@ -96,8 +96,11 @@ def read_folder_config(file: Path) -> dict[str, Any]:
     path = file.with_name(CONFIG)
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
+    content = parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     return content if isinstance(content, dict) else {}
+
+
+def table_in(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table inside a configuration; empty if there is none."""
+    value = config.get(name)
+    return value if isinstance(value, dict) else {}

@@ -4,33 +4,34 @@ A saved folder is what timm calls a local directory: ``timm.create_model("local-
 reads it, and so does ``infsa.create_model(name, pretrained=FOLDER)``.
 """
 
-import inspect
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from .card import model_card
 from .folder import (
     CONFIG,
-    DATA,
     PROCESSOR,
     folder_config,
     plain,
     processor_config,
     read_folder_config,
     resolved_arguments,
+    table_in,
 )
+from .header import ARGUMENTS, DATA, Header, permitted, permitted_arguments, read_header, read_tensors
 from .infvit import InfViT
+from .trial import misfits
 
 WEIGHTS = "model.safetensors"
 PREFIX = "infvit."  # of the weights inside a Hugging Face model
+Value = TypeVar("Value")
 FREE = {  # arguments that may differ between saving and loading
     "dynamic_img_size", "dynamic_img_pad", "mlp_chunk", "drop_rate", "proj_drop_rate", "attn_drop_rate",
     "drop_path_rate", "attention_grid",
@@ -38,68 +39,84 @@ FREE = {  # arguments that may differ between saving and loading
 
 
 def weight_file(path: str | Path) -> Path:
-    """The safetensors file at a path: the file itself, or the one in a saved folder or in the folder of a run."""
+    """The safetensors file at a path: the file itself, or the one in a saved folder, which must not lead out of it.
+
+    The folder of a run stands for the saved folder inside it.
+    """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if path.is_dir() and not file.exists() and (path / "model" / WEIGHTS).is_file():
-        return path / "model" / WEIGHTS
+        return weight_file(path / "model")
     if path.is_dir() and (path / f"{WEIGHTS}.index.json").is_file():
         raise ValueError(f"the weights in {path} are split into several files; save them with a larger max_shard_size")
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {file.name}")
+    if file is not path:
+        check_inside(file, path)
     return file
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Refuse a file of a folder that is a link to elsewhere; the hub's cache links its snapshots to its blobs."""
+    place, home = file.resolve().parent, folder.resolve()
+    cached = home.parent.name == "snapshots" and place == home.parent.parent / "blobs"
+    if home != place and home not in place.parents and not cached:
+        raise ValueError(f"{file} is a link out of its folder: give the file that it leads to")
+
+
+def read_saved(path: str | Path) -> tuple[Header, dict[str, Any]]:
+    """The header of weights, and the model arguments in it, which are those that a file may choose.
+
+    Weights saved by the Hugging Face model are named as in the model inside it; ``config.json`` has their arguments.
+    """
+    from .presets import MODELS
+
+    header = read_header(weight_file(path))
+    header.check_entries()
+    if "infsa" not in header.texts and header.file.name == WEIGHTS:
+        saved = permitted_arguments(_arguments_beside(header.file), MODELS, str(header.file.with_name(CONFIG)))
+    else:
+        saved = permitted_arguments(header.entry("infsa"), MODELS, header.where)
+    return Header(header.file, header.texts, without_prefix(header.tensors)), saved
 
 
 def read_weights(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors of a safetensors file or saved folder, and the model arguments stored with them, if any.
 
-    Weights saved by the Hugging Face model are read as well: their arguments stand in ``config.json``.
+    Weights saved by the Hugging Face model are read as well.
     """
-    file = weight_file(path)
-    try:
-        with safe_open(file, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a whole safetensors file: {' '.join(str(error).split())}") from error
-    weights = without_prefix(weights)
-    if "infsa" not in metadata and file.name == WEIGHTS:
-        return weights, _arguments_beside(file)
-    return weights, json.loads(metadata.get("infsa", "{}"))
+    header, saved = read_saved(path)
+    return without_prefix(read_tensors(header.file)), saved
 
 
-def without_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under the names of the timm-style model, also those of a Hugging Face model."""
+def without_prefix(weights: dict[str, Value]) -> dict[str, Value]:
+    """Weights, or what is known of them, by the names of the timm-style model, also those of a Hugging Face model."""
     if weights and all(name.startswith(PREFIX) for name in weights):
         return {name.removeprefix(PREFIX): value for name, value in weights.items()}
     return weights
 
 
-def _arguments_beside(file: Path) -> dict[str, Any]:
+def _arguments_beside(file: Path) -> Any:
     """The model arguments in the ``config.json`` of a folder that Hugging Face wrote, or none."""
     config = read_folder_config(file)
     if config.get("model_type") != "infvit":
         return {}
-    known = inspect.signature(InfViT).parameters.keys() - {"device", "dtype"}
-    own = {name: config[name] for name in known & config.keys()}
-    arguments = config.get("model_args", own | {"num_classes": len(config.get("id2label", (0, 1)))})
-    if unknown := sorted(arguments.keys() - known):
-        raise ValueError(f"{file.with_name(CONFIG)} sets {unknown[0]!r}, which is no argument of the model")
-    name = config.get("pretrained_cfg", {}).get("architecture")
-    return {**arguments, **({"architecture": name} if name else {})}
+    own = {name: config[name] for name in ARGUMENTS.keys() & config.keys()}
+    arguments = config.get("model_args", own | {"num_classes": len(table_in(config, "id2label")) or 2})
+    name = table_in(config, "pretrained_cfg").get("architecture")
+    return {**arguments, "architecture": name} if name and isinstance(arguments, dict) else arguments
 
 
 def read_data_config(path: str | Path) -> dict[str, Any]:
     """What weights say of their data: names of the classes, colours, how images are cropped and resampled."""
-    file = weight_file(path)
-    with safe_open(file, framework="pt") as handle:
-        metadata = handle.metadata() or {}
-    if "data" not in metadata and file.name == WEIGHTS:
-        beside = read_folder_config(file).get("pretrained_cfg", {})
-        return {name: beside[name] for name in DATA if beside.get(name) is not None}
-    return json.loads(metadata.get("data", "{}"))
+    header = read_header(weight_file(path))
+    if "data" not in header.texts and header.file.name == WEIGHTS:
+        beside = table_in(read_folder_config(header.file), "pretrained_cfg")
+        known = {name: beside[name] for name in DATA if beside.get(name) is not None}
+        return permitted(known, DATA, f"{header.file.with_name(CONFIG)}: pretrained_cfg")
+    return permitted(header.entry("data"), DATA, f"{header.where}: data")
 
 
 def describe_data(model: nn.Module, **facts: Any) -> None:
@@ -117,23 +134,12 @@ def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
-    (weights, saved), own = read_weights(path), model.state_dict()
+    header, saved = read_saved(path)
     if isinstance(model, InfViT):
         check_same_model(saved, resolved_arguments(model), path)
-    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    misshapen = [
-        f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if weights[name].shape != own[name].shape
-    ]
-    problems = [
-        f"{kind}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-        if names
-    ]
-    if problems:
-        raise ValueError(f"the weights at {path} do not fit the model; {'; '.join(problems)}")
-    model.load_state_dict(weights)
+    if problems := misfits(model, header):
+        raise ValueError(f"the weights at {path} do not fit the model; {problems}")
+    model.load_state_dict(read_weights(path)[0])
 
 
 def save_weights(model: InfViT, folder: str | Path, training: dict[str, Any] | None = None) -> Path:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
 from ..ops.projected import project_pooled
+from ..ops.pure import Norm
 from ..ops.rows import linear, untouched
 from ..ops.validate import (
     check_activation,
@@ -16,6 +17,7 @@ from ..ops.validate import (
     check_eps,
     check_hops,
     check_impl,
+    check_norm,
     check_token_mask,
     shape_of,
 )
@@ -80,6 +82,7 @@ class PureInfSA(nn.Module):
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head.
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
+        norm: ``"frobenius"``, the paper's, or ``"row"``; see :func:`infsa.pure_attention`.
         hops: path lengths summed inside the layer; see :func:`infsa.pure_attention`.
         bias: whether the projections have biases.
         extra_proj: one more D×D projection, ``extra``, between the joined heads and the output projection: the
@@ -102,6 +105,7 @@ class PureInfSA(nn.Module):
         gamma: float = 0.7,
         learn_gamma: bool = False,
         activation: str = "relu",
+        norm: Norm = "frobenius",
         hops: float = 1,
         bias: bool = True,
         extra_proj: bool = False,
@@ -114,6 +118,7 @@ class PureInfSA(nn.Module):
         super().__init__()
         _check_heads(dim, num_heads)
         check_activation(activation)
+        check_norm(norm)
         check_hops(hops)
         check_dropout(dropout, "dropout")
         check_eps(eps)
@@ -121,7 +126,8 @@ class PureInfSA(nn.Module):
         if dropout > 0 and hops != 1:
             raise ValueError(f"dropout={dropout!r} needs hops=1, got hops={hops!r}")
         self.num_heads = num_heads
-        self.activation, self.hops, self.dropout, self.eps, self.impl = activation, hops, dropout, eps, impl
+        self.activation, self.norm, self.hops = activation, norm, hops
+        self.dropout, self.eps, self.impl = dropout, eps, impl
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias, device=device, dtype=dtype)
         self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
         self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
@@ -149,6 +155,7 @@ class PureInfSA(nn.Module):
             attn_mask=attn_mask,
             key_mask=key_mask,
             is_causal=is_causal or "auto",
+            norm=self.norm,
             hops=self.hops,
             eps=self.eps,
             dropout_p=self.dropout if self.training else 0.0,
@@ -172,6 +179,7 @@ class PureInfSA(nn.Module):
             attn_mask=attn_mask,
             key_mask=key_mask,
             is_causal=is_causal or "auto",
+            norm=self.norm,
             eps=self.eps,
         )
 

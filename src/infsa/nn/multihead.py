@@ -4,14 +4,40 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
 from ..ops.masking import allowed_entries
 from ..ops.projected import project_pooled
-from ..ops.validate import check_activation, check_count, check_dropout, check_eps, check_impl, shape_of
+from ..ops.validate import (
+    NORMS,
+    check_activation,
+    check_count,
+    check_dropout,
+    check_eps,
+    check_impl,
+    shape_of,
+    transformed,
+)
 from .decay import Decay
 from .infsa import merge_heads, scale_heads, split_heads, zero_padding
+from .masks import padding_of, require, require_mutual
+
+POOLED = "Linear-InfSA pools the queries of a call, later and padded ones too, so that each enters every output"
+
+
+def check_roles(variant: str, norm: str, pool_queries: bool) -> None:
+    """Refuse a norm or a permission that the variant does not have.
+
+    Example:
+        >>> check_roles("pure", "row", pool_queries=False)
+    """
+    if norm not in ("auto", *NORMS):
+        raise ValueError(f"norm must be one of {['auto', *NORMS]}, got {norm!r}")
+    if norm != "auto" and variant == "linear":
+        raise ValueError(f"norm needs variant='pure', got norm={norm!r}")
+    if pool_queries and variant == "pure":
+        raise ValueError("pool_queries needs variant='linear'; Pure InfSA takes norm='frobenius' instead")
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -25,10 +51,18 @@ class MultiheadAttention(nn.MultiheadAttention):
     output (torch gives NaN or an arbitrary mean); an ``attn_mask`` that forbids the future is recognised as causal;
     ``is_causal=True`` needs no mask beside it; ``need_weights`` returns Â or a without γ and without dropout.
 
+    Softmax never lets one query know another. The paper's norm does, and so does a pooled query; the module therefore
+    asks which role it plays: self-attention is a call whose queries are its keys.
+
     Args:
         embed_dim: width of queries and output.
         num_heads: H; must divide ``embed_dim``.
         variant: ``"pure"`` or ``"linear"`` (queries and keys keep their own projections: untied heads).
+        norm: ``variant="pure"`` only. ``"row"`` divides the weights of a query by their own norm, so that no output
+            depends on another query: safe in every role, under every mask, and for steps with keys kept from before.
+            ``"frobenius"`` is the paper's norm, which all queries of a call share. ``"auto"`` takes the paper's norm
+            in self-attention, refusing masks against which it would leak, and the row norm everywhere else.
+        pool_queries: ``variant="linear"`` only: allow cross-attention. Every query of a call then enters every output.
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head (one more parameter, ``decay.logit``).
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
@@ -50,6 +84,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: int,
         variant: Literal["pure", "linear"] = "pure",
         *,
+        norm: Literal["auto", "frobenius", "row"] = "auto",
+        pool_queries: bool = False,
         gamma: float = 0.7,
         learn_gamma: bool = False,
         activation: str = "relu",
@@ -72,6 +108,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"chunk_size needs variant='linear', got chunk_size={chunk_size!r}")
         if chunk_size is not None:
             check_count(chunk_size, "chunk_size")
+        check_roles(variant, norm, pool_queries)
         check_activation(activation)
         check_dropout(torch_arguments.get("dropout", 0.0), "dropout")
         check_eps(eps)
@@ -79,7 +116,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(embed_dim, num_heads, **torch_arguments)
         # torch's encoder asks this flag whether it may bypass forward() with its fused softmax kernel
         self._qkv_same_embed_dim = False
-        self.variant, self.activation, self.chunk_size = variant, activation, chunk_size
+        self.variant, self.norm, self.pool_queries = variant, norm, pool_queries
+        self.activation, self.chunk_size = activation, chunk_size
         self.eps, self.impl = eps, impl
         factory = {name: torch_arguments.get(name) for name in ("device", "dtype")}
         self.decay = Decay(num_heads, gamma, learn_gamma, **factory)
@@ -101,11 +139,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
         *,
         query_padding_mask: Tensor | None = None,
+        query_causal: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend as ``torch.nn.MultiheadAttention`` does; masks follow torch: True or −inf hides.
 
-        In self-attention (``query is key``) padded keys are padded queries too. In cross-attention every
-        query is real unless ``query_padding_mask`` (B, L), True for padding, says otherwise.
+        In self-attention padded keys are padded queries too. In cross-attention every
+        query is real unless ``query_padding_mask`` (B, L), True for padding, says otherwise. ``query_causal`` says of
+        cross-attention whether queries may know only those before them: if True, row i is divided by the norm of the
+        rows up to i; None stands for not known.
         """
         if query.is_nested:
             if query is not key or key is not value or key_padding_mask is not None or attn_mask is not None:
@@ -117,11 +158,17 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "query, key and value must all be (L, E) or all batched 3-D, "
                 f"got {shape_of(query)}, {shape_of(key)}, {shape_of(value)}"
             )
-        self_attention = query is key
+        self_attention = self._is_self_attention(query, key)
+        norm = self._norm_of_call(query, key, self_attention, query_causal)
+        if query_causal and not is_causal and not self_attention and norm == "frobenius":
+            masks = (key_padding_mask, query_padding_mask, attn_mask)
+            return self._causal_queries(query, key, value, *masks, need_weights, average_attn_weights)
         query, key, value = (self._batch_first(x, batched) for x in (query, key, value))  # (B, N, E)
         self._check_shapes(query, key, value)
         key_mask, key_bias = _padding(key_padding_mask, "key_padding_mask", key)
-        query_mask, _ = _padding(query_padding_mask, "query_padding_mask", query)
+        query_mask, query_bias = _padding(query_padding_mask, "query_padding_mask", query)
+        if query_bias is not None:
+            _require(query_bias == 0, "a float query_padding_mask takes only 0 and -inf", query_bias)
         if query_mask is None:
             query_mask = key_mask if self_attention else query.new_ones(query.shape[:2], dtype=torch.bool)
         allowed = self._attention_mask(attn_mask, query, key)
@@ -130,8 +177,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
 
         attend = self._pure if self.variant == "pure" else self._linear
-        masks = {"key_mask": key_mask, "query_mask": query_mask}
-        output, weights = attend(query, key, value, masks, key_bias, allowed, is_causal, need_weights)
+        token_masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask}
+        if self.variant == "pure":
+            token_masks["norm"] = norm
+        output, weights = attend(query, key, value, token_masks, key_bias, allowed, is_causal, need_weights)
         if not batched:
             output, weights = output.squeeze(0), None if weights is None else weights.squeeze(0)
         elif not self.batch_first:
@@ -139,6 +188,45 @@ class MultiheadAttention(nn.MultiheadAttention):
         if weights is not None and average_attn_weights:
             weights = weights.mean(1 if batched else 0)
         return output, weights
+
+    def _is_self_attention(self, query: Tensor, key: Tensor) -> bool:
+        """Whether the queries are the keys: one tensor, or two with the same numbers.
+
+        A compiled program cannot ask for the numbers: it takes two tensors for cross-attention and refuses equal ones.
+        """
+        if query is key:
+            return True
+        asked = self.norm != "row" and query.shape == key.shape and query.dtype == key.dtype
+        if not asked or transformed() or query.device.type == "meta":
+            return False
+        if torch.compiler.is_compiling():
+            require((query != key).any(), "query and key are equal but two tensors: compile with one tensor for both")
+            return False
+        return torch.equal(query, key)
+
+    def _norm_of_call(self, query: Tensor, key: Tensor, self_attention: bool, query_causal: bool | None) -> str:
+        """The norm of a call with its queries and keys; refuses one whose queries must not know each other."""
+        if self.variant == "linear":
+            if not self_attention and not self.pool_queries and query_causal is not False:
+                raise ValueError(
+                    f"{POOLED}; variant='pure' does not, and pool_queries=True allows it in cross-attention"
+                )
+            return ""
+        if self.norm != "auto":
+            return self.norm
+        if self_attention or query_causal is not None:
+            return "frobenius"
+        if not torch.compiler.is_compiling() and _is_part(query, key):
+            raise ValueError(
+                f"the queries {shape_of(query)} are a part of the keys {shape_of(key)}: build the module with "
+                "norm='row' for steps with keys kept from before, norm='frobenius' for tokens that pool the others"
+            )
+        return "row"
+
+    @property
+    def _guards_masks(self) -> bool:
+        """Whether masks are refused against which a shared norm would leak."""
+        return self.norm == "auto"
 
     def _pure(
         self,
@@ -153,9 +241,17 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         q, k = self._project(query, 0), self._project(key, 1)
         v = self._project(value, 2)
+        bias, real = _add_bias(attn_mask, key_bias), masks["key_mask"]
+        guarded = self._guards_masks and masks["norm"] == "frobenius" and bias is not None
+        if guarded and masks["query_mask"] is real:
+            seen = padding_of(bias, key.shape[0], key.shape[1])
+            real = seen if real is None else seen & real
+            masks = {**masks, "key_mask": real, "query_mask": real}
+            if not is_causal:
+                require_mutual(bias, real)
         options: dict[str, Any] = {
             "activation": self.activation,
-            "attn_mask": _add_bias(attn_mask, key_bias),
+            "attn_mask": bias,
             "is_causal": is_causal or ("auto" if attn_mask is not None else False),
             "eps": self.eps,
             **masks,
@@ -210,6 +306,38 @@ class MultiheadAttention(nn.MultiheadAttention):
             return output, None
         weights = linear_weights(q, k, activation=self.activation, eps=self.eps, **masks)
         return output, weights.unsqueeze(2).expand(-1, -1, query.shape[1], -1)
+
+    def _causal_queries(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        need_weights: bool,
+        average_attn_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Keys first, queries after them, one causal sequence: the prefix norm of its rows is the one wanted."""
+        along = 1 if query.dim() == 3 and self.batch_first else 0
+        keys, queries = key.shape[along], query.shape[along]
+        batch = query.shape[1 - along] if query.dim() == 3 else 1
+        query = torch.cat([query.new_zeros(*_sized(query, along, keys)), query], along)
+        key, value = (torch.cat([x, x.new_zeros(*_sized(x, along, queries))], along) for x in (key, value))
+        output, weights = MultiheadAttention.forward(
+            self,
+            query,
+            key,
+            value,
+            _hidden(key_padding_mask, batch, keys, query.device, (0, queries)),
+            need_weights,
+            None if attn_mask is None else pad(attn_mask, (0, queries, keys, 0)),
+            average_attn_weights,
+            is_causal=True,
+            query_padding_mask=_hidden(query_padding_mask, batch, queries, query.device, (keys, 0)),
+            query_causal=True,
+        )
+        return output.narrow(along, keys, queries), None if weights is None else weights[..., keys:, :keys]
 
     def _forward_nested(
         self, x: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
@@ -284,11 +412,31 @@ def _padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | N
 
 
 def _require(holds: Tensor, rule: str, mask: Tensor) -> None:
-    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead."""
-    if torch.compiler.is_compiling():
-        torch._assert_async(holds.all(), rule)
-    elif not bool(holds.all()):
-        raise ValueError(f"{rule}, got the entry {mask[~holds][0].item()}")
+    """Refuse a mask by its entries, naming one."""
+    known = torch.compiler.is_compiling() or holds.device.type == "meta" or bool(holds.all())
+    require(holds.all(), rule if known else f"{rule}, got the entry {mask[~holds][0].item()}")
+
+
+def _is_part(query: Tensor, key: Tensor) -> bool:
+    """Whether queries are a view of some of the keys, as in a step with keys kept from before."""
+    try:
+        same = query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # tensors without storage: transformed, fake
+        return False
+    return same and query.device.type != "meta" and query.numel() < key.numel()
+
+
+def _sized(x: Tensor, along: int, count: int) -> tuple[int, ...]:
+    """The shape of x with another length."""
+    return tuple(count if place == along else size for place, size in enumerate(x.shape))
+
+
+def _hidden(mask: Tensor | None, batch: int, tokens: int, device: torch.device, extra: tuple[int, int]) -> Tensor:
+    """torch's padding mask (B, N), True or −inf hides, with hidden tokens added at either end."""
+    if mask is None:
+        mask = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
+    mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
+    return pad(mask, extra, value=True if mask.dtype == torch.bool else -torch.inf)
 
 
 def _plainly_allowed(attn_mask: Tensor) -> Tensor:

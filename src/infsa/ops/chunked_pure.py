@@ -6,11 +6,13 @@ c_i = ⟨G_i, Ẑ_i⟩:
 
     dR_ij = G_i · v_j / s_i − R_ij w_i        w_i = Σ_r c_r / (s_r F_r)
 
-where r runs over the rows whose norm contains row i: all of them, or r >= i for the causal prefix norm.
+where r runs over the rows whose norm contains row i: all of them, or r >= i for the causal prefix norm. With the row
+norm F_i = ‖R_i‖ √n_i no row enters another's, and w_i = n_i c_i / (s_i F_i).
 
 The results are Ẑ = Â v without γ and in the accumulation dtype; the caller applies γ and casts.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .activation import ACTIVATIONS
-from .masking import allowed_entries, future_entries
+from .masking import allowed_entries, future_entries, visible_keys
 from .validate import accumulation_dtype
 
 TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**23}  # entries of R held at once; a handful of such tiles is live
@@ -68,11 +70,12 @@ class EdgeMatrix:
 
     q: Tensor  # (B, H, Nq, d)
     k: Tensor  # (B, H, Nk, d)
-    key_mask: Tensor | None  # (B, Nk), only needed beside an additive attn_mask
+    key_mask: Tensor | None  # (B, Nk), only needed beside an additive attn_mask or for the row norm
     query_mask: Tensor | None  # (B, Nq)
     attn_mask: Tensor | None  # broadcasts to (B, H, Nq, Nk)
     activation: str
     is_causal: bool
+    norm: str = "frobenius"
     dropout_p: float = 0.0
     seed: int = 0
 
@@ -109,20 +112,35 @@ class EdgeMatrix:
     def scores(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
         """S with the additive mask, and where edges may exist (None: everywhere)."""
         scores = self.queries(tile) @ self.keys(tile).mT
-        allowed = None
-        if self.attn_mask is not None:
+        if self.attn_mask is not None and self.attn_mask.is_floating_point():
             mask = _part(self.attn_mask, tile)
-            allowed = allowed_entries(mask)
-            if mask.is_floating_point():
-                scores += torch.where(allowed, mask.to(self.dtype), 0)
+            scores += torch.where(allowed_entries(mask), mask.to(self.dtype), 0)
+        return scores, self.allowed(tile)
+
+    def allowed(self, tile: Tile) -> Tensor | None:
+        """Where the tile's edges may exist; None stands for everywhere."""
+        masks = []
+        if self.attn_mask is not None:
+            masks.append(allowed_entries(_part(self.attn_mask, tile)))
             if self.key_mask is not None:
-                allowed = allowed & self.key_mask[tile.batch, None, None, tile.of_columns[2]]
+                masks.append(self.key_mask[tile.batch, None, None, tile.of_columns[2]])
             if self.query_mask is not None:
-                allowed = allowed & self.query_mask[tile.batch, None, tile.of_rows[2], None]
+                masks.append(self.query_mask[tile.batch, None, tile.of_rows[2], None])
         if self.is_causal and tile.columns.stop > tile.rows.start + 1:
-            past = ~future_entries(tile.rows, tile.columns, scores.device)
-            allowed = past if allowed is None else allowed & past
-        return scores, allowed
+            masks.append(~future_entries(tile.rows, tile.columns, self.q.device))
+        return functools.reduce(torch.logical_and, masks) if masks else None
+
+    def visible(self) -> Tensor:
+        """How many keys each row may see: float64, broadcasts to (B, H, Nq)."""
+        queries, keys = self.q.shape[2], self.k.shape[2]
+        if self.attn_mask is None:
+            return visible_keys(self.key_mask, queries, keys, self.is_causal, self.q.device).unsqueeze(1)
+        counts = self.q.new_zeros(self.q.shape[:3], dtype=torch.float64)
+        for tile in self.tiles():
+            allowed = self.allowed(tile)
+            assert allowed is not None
+            counts[tile.of_rows] += allowed.expand(*allowed.shape[:3], len(tile.columns)).sum(-1)
+        return counts
 
     def edges(self, tile: Tile) -> Tensor:
         """R on the tile: (b, h, rows, columns)."""
@@ -149,23 +167,28 @@ class EdgeMatrix:
         return kept.bernoulli_(1 - self.dropout_p, generator=generator).div_(1 - self.dropout_p)
 
 
-def _scope_sum(per_row: Tensor, prefix: Tensor, reverse: bool = False) -> Tensor:
-    """Sum (B, H, N) over all rows, or where ``prefix`` holds over the rows up to (from, if reverse) each."""
+def _scope_sum(matrix: EdgeMatrix, per_row: Tensor, prefix: Tensor, reverse: bool = False) -> Tensor:
+    """Sum (B, H, N) over the rows that share a norm: all, where ``prefix`` holds those up to (from, if reverse) each.
+
+    The row norm sums over no other row and counts the row's keys instead.
+    """
     wide = per_row.double()
+    if matrix.norm == "row":
+        return wide * matrix.visible()
     running = wide.flip(-1).cumsum(-1).flip(-1) if reverse else wide.cumsum(-1)
     return torch.where(prefix, running, wide.sum(-1, keepdim=True))
 
 
 def inverse_norm(norm: Tensor, eps: float) -> Tensor:
     """1 / (F + ε), and 0 where F = 0: no edges, no output, no gradient."""
-    return torch.where(norm > 0, 1 / (norm + eps), 0)
+    return torch.where(norm == 0, 0, 1 / (norm + eps))
 
 
 def diffuse(matrix: EdgeMatrix, v: Tensor, prefix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Ẑ = Â v and the norm F that divided each row: (B, H, Nq, dv), (B, H, Nq)."""
     sums, row_squares = no_sums(matrix.q, v)
     add_sums(matrix, v, sums, row_squares)
-    norm = norm_of(_scope_sum(row_squares, prefix), matrix.dtype)
+    norm = norm_of(_scope_sum(matrix, row_squares, prefix), matrix.dtype)
     sums *= inverse_norm(norm, eps).unsqueeze(-1)
     return sums, norm
 
@@ -214,7 +237,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the gradient of an additive mask (empty if not wanted), in the accumulation dtype."""
     grad, shared = share_gradient(grad.to(matrix.dtype), z, norm, eps)
-    weight = _scope_sum(shared, prefix, reverse=True).to(matrix.dtype).unsqueeze(-1)
+    weight = _scope_sum(matrix, shared, prefix, reverse=True).to(matrix.dtype).unsqueeze(-1)
     dq, dk, dv = (x.new_zeros(x.shape, dtype=matrix.dtype) for x in (matrix.q, matrix.k, v))
     mask = matrix.attn_mask if mask_needs_grad else None
     dmask = grad.new_zeros(0 if mask is None else mask.shape)
@@ -225,7 +248,7 @@ def gradients(
 def share_gradient(grad: Tensor, z: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """G_i / s_i, and what row i hands to the norm, c_i / (s_i F_i): (B, H, Nq, dv), (B, H, Nq)."""
     inverse = inverse_norm(norm, eps)
-    return grad * inverse.unsqueeze(-1), (grad * z).sum(-1) * inverse * torch.where(norm > 0, 1 / norm, 0)
+    return grad * inverse.unsqueeze(-1), (grad * z).sum(-1) * inverse * torch.where(norm == 0, 0, 1 / norm)
 
 
 def add_gradients(

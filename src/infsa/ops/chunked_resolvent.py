@@ -59,6 +59,7 @@ def _substitute(matrix: EdgeMatrix, v: Tensor, gamma: Tensor, eps: float) -> tup
     z = v.new_zeros(*matrix.q.shape[:3], v.shape[-1])
     norm = z.new_zeros(z.shape[:3])
     squares = z.new_zeros(z.shape[:2])  # ΣR² of the rows above
+    visible = matrix.visible().expand(z.shape[:3]) if matrix.norm == "row" else None
     for diagonal, left in _row_blocks(matrix):
         rows, heads = diagonal.of_rows, (diagonal.batch, diagonal.heads)
         known, row_squares = torch.zeros_like(z[rows]), torch.zeros_like(norm[rows])
@@ -68,9 +69,13 @@ def _substitute(matrix: EdgeMatrix, v: Tensor, gamma: Tensor, eps: float) -> tup
             row_squares += edges.square().sum(-1)
             known += edges @ (v[tile.of_columns] + decay * z[tile.of_columns])
         edges = matrix.edges(diagonal)
-        running = squares[heads].unsqueeze(-1) + (row_squares + edges.square().sum(-1)).cumsum(-1)
-        squares[heads] = running[..., -1]
-        norm[rows] = running.sqrt()
+        row_squares += edges.square().sum(-1)
+        if visible is not None:
+            norm[rows] = (row_squares * visible[rows]).sqrt()
+        else:
+            running = squares[heads].unsqueeze(-1) + row_squares.cumsum(-1)
+            squares[heads] = running[..., -1]
+            norm[rows] = running.sqrt()
         inverse = inverse_norm(norm[rows], eps).unsqueeze(-1)
         system = torch.eye(edges.shape[-1], dtype=z.dtype, device=z.device) - decay * edges * inverse
         source = (known + edges @ v[rows]) * inverse

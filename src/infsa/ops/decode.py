@@ -4,14 +4,18 @@ import torch
 from torch import Tensor
 
 from .activation import ACTIVATIONS
-from .masking import zero_masked
+from .chunked_pure import inverse_norm, norm_of
+from .masking import visible_keys, zero_masked
+from .pure import Norm
 from .validate import (
     accumulation_dtype,
+    as_autocast,
     cast_output,
     check_activation,
     check_attention_inputs,
     check_eps,
     check_gamma,
+    check_norm,
     check_token_mask,
     decay_per_head,
     shape_of,
@@ -23,7 +27,8 @@ STEP_ROWS = 128  # a long prefill is worked off in blocks of this many rows
 class PureDecodeState:
     """Keys, values and one running ΣR² per batch row and head: all that causal Pure InfSA remembers.
 
-    Feeding a sequence in steps of any size equals ``pure_attention(..., is_causal=True)`` over the whole.
+    Feeding a sequence in steps of any size equals ``pure_attention(..., is_causal=True)`` over the whole, with either
+    norm; for ``norm="row"`` it remembers which keys are real instead of ΣR².
     For inference: the outputs carry no gradient.
 
     Example:
@@ -33,16 +38,20 @@ class PureDecodeState:
         >>> len(state)
     """
 
-    def __init__(self, *, gamma: float | Tensor = 0.7, activation: str = "relu", eps: float = 1e-6) -> None:
+    def __init__(
+        self, *, gamma: float | Tensor = 0.7, activation: str = "relu", norm: Norm = "frobenius", eps: float = 1e-6
+    ) -> None:
         check_activation(activation)
+        check_norm(norm)
         check_eps(eps)
         if not isinstance(gamma, Tensor):
             check_gamma(gamma)
-        self.gamma, self.activation, self.eps = gamma, activation, eps
+        self.gamma, self.activation, self.norm, self.eps = gamma, activation, norm, eps
         self._length = 0
         self._keys: Tensor | None = None  # (B, H, capacity, d)
         self._values: Tensor | None = None  # (B, H, capacity, dv)
         self._squares: Tensor | None = None  # ΣR² so far, (B, H), float64
+        self._real: Tensor | None = None  # how many keys so far are real, (B, 1), float64
 
     def __len__(self) -> int:
         return self._length
@@ -63,6 +72,7 @@ class PureDecodeState:
 
         ``key_mask`` (B, t), True for real tokens: a masked token has no edges and a zero output.
         """
+        q, k, v = as_autocast(q, k, v)
         check_attention_inputs(q, k, v)
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"a step needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
@@ -73,11 +83,18 @@ class PureDecodeState:
         self._append(k, v)
         if self._squares is None:
             self._squares = q.new_zeros(q.shape[:2], dtype=torch.float64)
-        blocks = [self._rows(q[:, :, i : i + STEP_ROWS], start + i) for i in range(0, q.shape[2], STEP_ROWS)]
+            self._real = q.new_zeros(q.shape[0], 1, dtype=torch.float64)
+        assert self._real is not None
+        seen = self._real + visible_keys(key_mask, q.shape[2], q.shape[2], True, q.device)  # (B, t)
+        self._real = seen[:, -1:]
+        blocks = []
+        for i in range(0, q.shape[2], STEP_ROWS):
+            rows = slice(i, i + STEP_ROWS)
+            blocks.append(self._rows(q[:, :, rows], start + i, seen[:, None, rows]))
         return cast_output(decay * torch.cat(blocks, 2), q.dtype)
 
-    def _rows(self, q: Tensor, first: int) -> Tensor:
-        """Outputs of consecutive rows, the first of which has index ``first``."""
+    def _rows(self, q: Tensor, first: int, seen: Tensor) -> Tensor:
+        """Outputs of consecutive rows, the first of which has index ``first``; ``seen`` (B, 1, t) keys are theirs."""
         assert self._squares is not None
         dtype = accumulation_dtype(q.dtype)
         stop = first + q.shape[2]
@@ -87,9 +104,8 @@ class PureDecodeState:
             row_squares = torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
             squares = self._squares.unsqueeze(-1) + row_squares.cumsum(-1)
             self._squares = squares[:, :, -1]
-            norm = squares.sqrt().to(dtype).unsqueeze(-1)
-            inverse = torch.where(norm > 0, 1 / (norm + self.eps), 0)
-            return edges @ self.values[:, :, :stop].to(dtype) * inverse
+            norm = norm_of(row_squares * seen if self.norm == "row" else squares, dtype).unsqueeze(-1)
+            return edges @ self.values[:, :, :stop].to(dtype) * inverse_norm(norm, self.eps)
 
     def _append(self, k: Tensor, v: Tensor) -> None:
         """Write into buffers that double when full, so that a step costs no copy of the past."""

@@ -15,7 +15,7 @@ from torch.library import custom_op, register_autograd
 from . import chunked_linear, chunked_pure, chunked_resolvent
 from .chunked_pure import EdgeMatrix
 from .masking import forbids_future
-from .validate import accumulation_dtype
+from .validate import accumulation_dtype, refuse_second_derivatives
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,11 +35,12 @@ def _matrix(
     attn_mask: Tensor | None,
     activation: str,
     causal: str,
+    norm: str,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> EdgeMatrix:
     number = 0 if seed is None else int(seed)  # the seed lives on the CPU: no device is stalled
-    return EdgeMatrix(q, k, key_mask, query_mask, attn_mask, activation, causal == "yes", dropout_p, number)
+    return EdgeMatrix(q, k, key_mask, query_mask, attn_mask, activation, causal == "yes", norm, dropout_p, number)
 
 
 def _prefix(q: Tensor, attn_mask: Tensor | None, causal: str) -> Tensor:
@@ -80,12 +81,13 @@ def pure_chunked(
     attn_mask: Tensor | None,
     activation: str,
     causal: str,
+    norm: str,
     eps: float,
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Ẑ = Â v and the row norms; ``causal`` is "no", "yes" or "auto"."""
-    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, dropout_p, seed)
+    """Ẑ = Â v and the size that divided each row; ``causal`` is "no", "yes" or "auto"."""
+    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, norm, dropout_p, seed)
     return chunked_pure.diffuse(matrix, v, _prefix(q, attn_mask, causal), eps)
 
 
@@ -100,18 +102,19 @@ def pure_chunked_backward(
     query_mask: Tensor | None,
     attn_mask: Tensor | None,
     z: Tensor,
-    norm: Tensor,
+    size: Tensor,
     activation: str,
     causal: str,
+    norm: str,
     eps: float,
     dropout_p: float,
     seed: Tensor | None,
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the additive mask's gradient."""
-    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, dropout_p, seed)
+    matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, norm, dropout_p, seed)
     prefix = _prefix(q, attn_mask, causal)
-    return chunked_pure.gradients(matrix, v, grad, z, norm, prefix, eps, mask_needs_grad)
+    return chunked_pure.gradients(matrix, v, grad, z, size, prefix, eps, mask_needs_grad)
 
 
 @custom_op("infsa::pure_resolvent", mutates_args=())
@@ -126,13 +129,14 @@ def pure_resolvent(
     attn_mask: Tensor | None,
     activation: str,
     causal: str,
+    norm: str,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length, and the row norms."""
+    """Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length, and the size of each row."""
     dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
-    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal)
-    z, norm = chunked_resolvent.resolvent(matrix, v.double(), gamma.double(), prefix, eps, _accuracy(dtype))
-    return z.to(dtype), norm.to(dtype)
+    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal, norm)
+    z, size = chunked_resolvent.resolvent(matrix, v.double(), gamma.double(), prefix, eps, _accuracy(dtype))
+    return z.to(dtype), size.to(dtype)
 
 
 @custom_op("infsa::pure_resolvent_backward", mutates_args=())
@@ -147,18 +151,19 @@ def pure_resolvent_backward(
     query_mask: Tensor | None,
     attn_mask: Tensor | None,
     z: Tensor,
-    norm: Tensor,
+    size: Tensor,
     activation: str,
     causal: str,
+    norm: str,
     eps: float,
     mask_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implicit differentiation: solve the adjoint system once, then one ordinary backward pass."""
     dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
-    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal)
-    grad, v, gamma, z, norm = (x.double() for x in (grad, v, gamma, z, norm))
-    adjoint = chunked_resolvent.resolvent_back(matrix, grad, gamma, norm, prefix, eps, _accuracy(dtype))
-    gradients = chunked_pure.gradients(matrix, v + gamma * z, adjoint, z, norm, prefix, eps, mask_needs_grad)
+    matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal, norm)
+    grad, v, gamma, z, size = (x.double() for x in (grad, v, gamma, z, size))
+    adjoint = chunked_resolvent.resolvent_back(matrix, grad, gamma, size, prefix, eps, _accuracy(dtype))
+    gradients = chunked_pure.gradients(matrix, v + gamma * z, adjoint, z, size, prefix, eps, mask_needs_grad)
     dq, dk, dv, dmask = (gradient.to(dtype) for gradient in gradients)
     return dq, dk, dv, dmask
 
@@ -253,38 +258,38 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save_pure(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, key_mask, query_mask, attn_mask, activation, causal, eps, dropout_p, seed = inputs
+    q, k, v, key_mask, query_mask, attn_mask, activation, causal, norm, eps, dropout_p, seed = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, key_mask, query_mask, attn_mask, seed, *output)
-    ctx.options = activation, causal, eps, dropout_p
+    ctx.options = activation, causal, norm, eps, dropout_p
 
 
 def _pure_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    q, k, v, key_mask, query_mask, attn_mask, seed, z, norm = ctx.saved_tensors
+    q, k, v, key_mask, query_mask, attn_mask, seed, z, size = ctx.saved_tensors
     mask_needs_grad = ctx.needs_input_grad[5]
     dq, dk, dv, dmask = pure_chunked_backward(
-        grad, q, k, v, key_mask, query_mask, attn_mask, z, norm, *ctx.options, seed, mask_needs_grad
+        grad, q, k, v, key_mask, query_mask, attn_mask, z, size, *ctx.options, seed, mask_needs_grad
     )
     dmask = _cast(dmask, attn_mask) if mask_needs_grad else None
-    return _cast(dq, q), _cast(dk, k), _cast(dv, v), None, None, dmask, *(None,) * 5
+    return _cast(dq, q), _cast(dk, k), _cast(dv, v), None, None, dmask, *(None,) * 6
 
 
 def _save_resolvent(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, activation, causal, eps = inputs
+    *tensors, activation, causal, norm, eps = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, *output)
-    ctx.options = activation, causal, eps
+    ctx.options = activation, causal, norm, eps
 
 
 def _resolvent_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm = ctx.saved_tensors
+    q, k, v, gamma, key_mask, query_mask, attn_mask, z, size = ctx.saved_tensors
     mask_needs_grad = ctx.needs_input_grad[6]
     dq, dk, dv, dmask = pure_resolvent_backward(
-        grad, q, k, v, gamma, key_mask, query_mask, attn_mask, z, norm, *ctx.options, mask_needs_grad
+        grad, q, k, v, gamma, key_mask, query_mask, attn_mask, z, size, *ctx.options, mask_needs_grad
     )
     dgamma = (dv * z).sum_to_size(gamma.shape)
     dmask = _cast(dmask, attn_mask) if mask_needs_grad else None
-    return _cast(dq, q), _cast(dk, k), _cast(dv, v), _cast(dgamma, gamma), None, None, dmask, *(None,) * 3
+    return _cast(dq, q), _cast(dk, k), _cast(dv, v), _cast(dgamma, gamma), None, None, dmask, *(None,) * 4
 
 
 def _save_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -312,3 +317,9 @@ register_autograd("infsa::pure_chunked", _pure_backward, setup_context=_save_pur
 register_autograd("infsa::pure_resolvent", _resolvent_backward, setup_context=_save_resolvent)
 register_autograd("infsa::linear_energy_sums", _energy_backward, setup_context=_save_energy)
 register_autograd("infsa::linear_score_sums", _scores_backward, setup_context=_save_scores)
+refuse_second_derivatives(
+    "infsa::pure_chunked_backward",
+    "infsa::pure_resolvent_backward",
+    "infsa::linear_energy_sums_backward",
+    "infsa::linear_score_sums_backward",
+)

@@ -9,6 +9,7 @@ from . import library, reference
 from .masking import resolve_token_masks, zero_masked
 from .validate import (
     accumulation_dtype,
+    as_autocast,
     cast_output,
     check_activation,
     check_attention_inputs,
@@ -99,6 +100,7 @@ def central_pool(
         >>> infsa.ops.central_pool(q, q, x).mean.shape
         torch.Size([1, 8, 1, 512])
     """
+    q, k = as_autocast(q, k)
     check_attention_inputs(q, k)
     if values.dim() != 4 or values.shape[1] not in (1, q.shape[1]) or values.shape[2] != k.shape[2]:
         raise ValueError(f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}")
@@ -242,6 +244,7 @@ def linear_attention(
         >>> infsa.linear_attention(q, k, v).shape
         torch.Size([1, 64, 1, 16])
     """
+    q, k, v = as_autocast(q, k, v)
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
     _, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
@@ -281,6 +284,7 @@ def linear_weights(
         >>> q = torch.randn(1, 64, 4096, 16)
         >>> infsa.linear_weights(q, q).sum(-1)  # just below 1 per head
     """
+    q, k = as_autocast(q, k)
     check_attention_inputs(q, k)
     _check(q, k, activation, iterations, queries, None, None, eps)
     key_mask, query_mask = resolve_token_masks(q, k, key_mask, query_mask)

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from .validate import check_token_mask
 
+NO_EDGE = -100.0  # an additive entry this low is a mask, whatever its writer took for −∞: softmax gives it e^-100
+
 
 def resolve_token_masks(
     q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
@@ -27,13 +29,18 @@ def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def allowed_entries(attn_mask: Tensor) -> Tensor:
-    """Where an attention mask lets an edge exist: True, or an additive entry above the type's lowest value.
+    """Where an attention mask lets an edge exist: True, or an additive entry above ``NO_EDGE``; NaN too, to be seen."""
+    return attn_mask if attn_mask.dtype == torch.bool else ~(attn_mask <= NO_EDGE)
 
-    The lowest finite value counts as −inf, because libraries write masks with it.
-    """
-    if attn_mask.dtype == torch.bool:
-        return attn_mask
-    return attn_mask > torch.finfo(attn_mask.dtype).min
+
+def visible_keys(key_mask: Tensor | None, queries: int, keys: int, is_causal: bool, device: torch.device) -> Tensor:
+    """How many keys each query may see under a token mask: float64, (B or 1, Nq or 1)."""
+    if key_mask is not None:
+        counts = key_mask.cumsum(-1) if is_causal else key_mask.sum(-1, keepdim=True)
+        return counts.double()
+    if is_causal:
+        return torch.arange(1, queries + 1, dtype=torch.float64, device=device).unsqueeze(0)
+    return torch.full((1, 1), keys, dtype=torch.float64, device=device)
 
 
 def forbids_future(attn_mask: Tensor, tokens: int) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from . import library, reference
-from .masking import resolve_token_masks, zero_masked
+from .masking import resolve_token_masks, visible_keys, zero_masked
 from .triton.support import pure_limit
 from .validate import (
+    as_autocast,
     cast_output,
     check_activation,
     check_attention_inputs,
@@ -17,6 +18,7 @@ from .validate import (
     check_dropout,
     check_eps,
     check_hops,
+    check_norm,
     choose_implementation,
     decay_per_head,
 )
@@ -24,6 +26,7 @@ from .validate import (
 DENSE_SOLVE = 512  # up to this many tokens, impl="auto" solves hops=inf with a dense factorisation
 
 Causality = bool | Literal["auto"]
+Norm = Literal["frobenius", "row"]
 
 
 def _prepare(
@@ -34,6 +37,7 @@ def _prepare(
     query_mask: Tensor | None,
     activation: str,
     is_causal: Causality,
+    norm: str,
     eps: float,
 ) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
     """Check what attention and its weights share.
@@ -41,6 +45,7 @@ def _prepare(
     Returns causality as "no", "yes" or "auto", the attention mask as 4-D, the key mask and the query mask.
     """
     check_activation(activation)
+    check_norm(norm)
     check_eps(eps)
     if not isinstance(is_causal, bool) and is_causal != "auto":
         raise ValueError(f"is_causal must be True, False or 'auto', got {is_causal!r}")
@@ -65,12 +70,15 @@ def pure_attention(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     is_causal: Causality = False,
+    norm: Norm = "frobenius",
     hops: float = 1,
     eps: float = 1e-6,
     dropout_p: float = 0.0,
     impl: str = "auto",
 ) -> Tensor:
     """Diffuse values over the token graph: Z = γ R v / (‖R‖_F + ε), R = φ(q kᵀ / √d).
+
+    Under autocast the inputs are cast as those of torch's attention are.
 
     Args:
         q: queries (B, H, Nq, d).
@@ -80,7 +88,7 @@ def pure_attention(
             values are not checked, because that would stall the device.
         activation: φ, one of ``"relu"``, ``"gelu"`` (exact), ``"abs"``.
         attn_mask: broadcastable to (B, H, Nq, Nk). Boolean: True lets an edge exist. Floating: added to the
-            scores before φ (differentiable); −inf, or the type's lowest value, removes the edge.
+            scores before φ (differentiable); −100 or less, which softmax takes for −inf, removes the edge.
         key_mask: boolean (B, Nk), True for real tokens. A masked key is a zero column of R.
         query_mask: boolean (B, Nq). A masked query is a zero row, its output zero. Defaults to ``key_mask``
             when Nq = Nk, so the real tokens of a padded batch give what they give alone.
@@ -88,6 +96,10 @@ def pure_attention(
             output depends on a later token. ``"auto"`` does so exactly if ``attn_mask`` forbids every later
             token (recognised without stalling the device). With False, a triangular ``attn_mask`` keeps
             the norm of the whole matrix, which later tokens enter.
+        norm: ``"frobenius"`` is the paper's: all rows share ‖R‖_F, or with ``is_causal`` that of the leading block.
+            ``"row"`` divides row i by ‖R_i‖ √n_i, n_i being the number of keys it may see: no output depends on
+            another query, so every mask is safe, and a query gives what it gives alone. Where all rows have the same
+            norm and see every key, the two are equal.
         hops: K returns Σ_{t=1..K} (γÂ)^t v; ``math.inf`` solves (I − γÂ) Z = γÂ v. 1 is the paper's layer.
         eps: ε.
         dropout_p: dropout on Â, applied whenever it is > 0; only with ``hops=1``.
@@ -95,7 +107,7 @@ def pure_attention(
             ``"triton"`` (the same in GPU kernels; no ``attn_mask``, dropout, ``hops=inf`` or float64, widths up to
             128) or ``"auto"``: the kernels where they can do the call, on a GPU; the
             reference for export, ``torch.func``, forward-mode derivatives, and ``hops=inf`` up to 512 tokens; else
-            chunked.
+            chunked. Only the reference can be differentiated twice.
 
     Returns:
         (B, H, Nq, dv), in the type of q. Sums are kept in float32 (float64 for float64 input).
@@ -105,6 +117,7 @@ def pure_attention(
         >>> infsa.pure_attention(q, k, v, gamma=0.7).shape
         torch.Size([1, 8, 1024, 64])
     """
+    q, k, v = as_autocast(q, k, v)
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
     check_hops(hops)
@@ -112,11 +125,11 @@ def pure_attention(
     if dropout_p > 0 and hops != 1:
         raise ValueError(f"dropout_p={dropout_p!r} needs hops=1, got hops={hops!r}")
     causal, attn_mask, key_mask, query_mask = _prepare(
-        q, k, attn_mask, key_mask, query_mask, activation, is_causal, eps
+        q, k, attn_mask, key_mask, query_mask, activation, is_causal, norm, eps
     )
     impl = _choose(impl, q, k, hops, pure_limit(q, v, attn_mask, hops, dropout_p))
     q, k, v = zero_masked(q, query_mask), zero_masked(k, key_mask), zero_masked(v, key_mask)
-    if attn_mask is None or not attn_mask.is_floating_point():
+    if norm != "row" and (attn_mask is None or not attn_mask.is_floating_point()):
         key_mask = query_mask = None  # zeroed tokens have no edges unless an additive mask adds them
 
     if impl == "reference":
@@ -128,6 +141,7 @@ def pure_attention(
             query_mask=query_mask,
             attn_mask=attn_mask,
             causal=causal,
+            norm=norm,
             eps=eps,
         )
         if dropout_p > 0:
@@ -135,16 +149,17 @@ def pure_attention(
         return cast_output(reference.pure_diffusion(weights, v, decay, hops, prefix), q.dtype)
 
     if impl == "triton":
-        return _by_kernels(q, k, v, decay, activation, causal == "yes", eps, int(hops))
+        row = visible_keys(key_mask, q.shape[2], k.shape[2], causal == "yes", q.device) if norm == "row" else None
+        return _by_kernels(q, k, v, decay, row, activation, causal == "yes", eps, int(hops))
     masks = (key_mask, query_mask, attn_mask)
     if hops == math.inf:
-        z, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, eps)
+        z, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, norm, eps)
         return cast_output(decay * z, q.dtype)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    z, _ = library.pure_chunked(q, k, v, *masks, activation, causal, eps, dropout_p, seed)
+    z, _ = library.pure_chunked(q, k, v, *masks, activation, causal, norm, eps, dropout_p, seed)
     for _ in range(int(hops) - 1):
         source = v + decay * z
-        z, _ = library.pure_chunked(q, k, source, *masks, activation, causal, eps, 0.0, None)
+        z, _ = library.pure_chunked(q, k, source, *masks, activation, causal, norm, eps, 0.0, None)
     return cast_output(decay * z, q.dtype)
 
 
@@ -158,14 +173,22 @@ def _choose(impl: str, q: Tensor, k: Tensor, hops: float, limit: str | None) -> 
 
 
 def _by_kernels(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, activation: str, is_causal: bool, eps: float, hops: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    seen: Tensor | None,
+    activation: str,
+    is_causal: bool,
+    eps: float,
+    hops: int,
 ) -> Tensor:
-    """Z by the Triton kernels, which multiply by γ themselves."""
+    """Z by the Triton kernels, which multiply by γ themselves; ``seen`` asks for the row norm."""
     from .triton.register import pure
 
-    z, _ = pure(q, k, v, decay, activation, is_causal, eps)
+    z, _ = pure(q, k, v, decay, seen, activation, is_causal, eps)
     for _ in range(hops - 1):
-        z, _ = pure(q, k, v + z, decay, activation, is_causal, eps)
+        z, _ = pure(q, k, v + z, decay, seen, activation, is_causal, eps)
     return z
 
 
@@ -178,6 +201,7 @@ def pure_weights(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     is_causal: Causality = False,
+    norm: Norm = "frobenius",
     eps: float = 1e-6,
 ) -> Tensor:
     """Â = R / (‖R‖_F + ε) itself, without γ: (B, H, Nq, Nk), dense, for inspection and small N.
@@ -188,9 +212,10 @@ def pure_weights(
         >>> q = k = torch.randn(1, 8, 196, 64)
         >>> infsa.pure_weights(q, k).square().sum((-2, -1))  # Frobenius norm 1 per head
     """
+    q, k = as_autocast(q, k)
     check_attention_inputs(q, k)
     causal, attn_mask, key_mask, query_mask = _prepare(
-        q, k, attn_mask, key_mask, query_mask, activation, is_causal, eps
+        q, k, attn_mask, key_mask, query_mask, activation, is_causal, norm, eps
     )
     weights, _ = reference.pure_weights(
         zero_masked(q, query_mask),
@@ -200,6 +225,7 @@ def pure_weights(
         query_mask=query_mask,
         attn_mask=attn_mask,
         causal=causal,
+        norm=norm,
         eps=eps,
     )
     return cast_output(weights, q.dtype)

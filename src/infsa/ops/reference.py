@@ -16,7 +16,7 @@ from .validate import accumulation_dtype, exporting
 
 def safe_sqrt(x: Tensor) -> Tensor:
     """√x with gradient zero, not infinity, at x = 0."""
-    positive = x > 0
+    positive = x != 0
     return torch.where(positive, x, 1).sqrt() * positive
 
 
@@ -28,6 +28,12 @@ def frobenius_norm(edges: Tensor, prefix: bool | Tensor) -> Tensor:
     return safe_sqrt(torch.where(scope, row_squares.cumsum(-1), whole)).unsqueeze(-1).to(edges.dtype)
 
 
+def row_norm(edges: Tensor, allowed: Tensor) -> Tensor:
+    """‖R_i‖ √n_i, n_i keys that row i may see: (B, H, Nq, 1)."""
+    squares = wide(edges).square().sum(-1, keepdim=True)
+    return safe_sqrt(squares * allowed.sum(-1, keepdim=True)).to(edges.dtype)
+
+
 def pure_weights(
     q: Tensor,
     k: Tensor,
@@ -37,6 +43,7 @@ def pure_weights(
     query_mask: Tensor | None,
     attn_mask: Tensor | None,
     causal: str,
+    norm: str,
     eps: float,
 ) -> tuple[Tensor, bool | Tensor]:
     """Â = R / (‖R‖_F + ε), R = φ(q kᵀ / √d), in the accumulation dtype, (B, H, Nq, Nk), and where it is causal.
@@ -61,9 +68,9 @@ def pure_weights(
         if query_mask is not None:
             allowed = allowed & query_mask[:, None, :, None]
         edges = torch.where(allowed, ACTIVATIONS[activation].value(scores), 0)
-        norm = frobenius_norm(edges, prefix)
-        some = norm > 0  # no edges, no output, no gradient
-        return edges * some / torch.where(some, norm + eps, 1), prefix
+        size = row_norm(edges, allowed) if norm == "row" else frobenius_norm(edges, prefix)
+        some = size != 0  # no edges, no output, no gradient; NaN stays
+        return edges * some / torch.where(some, size + eps, 1), prefix
 
 
 def wide(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from .activation import ACTIVATIONS
 
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
+NORMS = ("frobenius", "row")
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them
@@ -49,6 +50,19 @@ def check_heads(**tensors: Tensor) -> None:
             )
         if tensor.shape[1] == 0 or tensor.shape[2] == 0 or tensor.shape[3] == 0:
             raise ValueError(f"{name} needs at least one head, token and channel, got shape {shape_of(tensor)}")
+
+
+def as_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The inputs of an operator as autocast wants them: as for torch's attention, all but float64 in its type."""
+    device = next((x.device.type for x in tensors if isinstance(x, Tensor)), "cpu")
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype, done = torch.get_autocast_dtype(device), {}
+    for x in tensors:
+        if id(x) not in done:  # one tensor given twice stays one
+            lower = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+            done[id(x)] = x.to(dtype) if lower else x
+    return tuple(done[id(x)] for x in tensors)
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
@@ -100,6 +114,12 @@ def check_activation(activation: str) -> None:
     """Refuse an activation that does not exist."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}")
+
+
+def check_norm(norm: str) -> None:
+    """Refuse a norm that does not exist."""
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}")
 
 
 def check_eps(eps: float) -> None:
@@ -188,6 +208,16 @@ def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
         if limit is not None:
             raise ValueError(f"impl='triton' {limit}")
     return impl
+
+
+def refuse_second_derivatives(*operators: str) -> None:
+    """Let the backward passes of custom operators say who can be differentiated twice."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("this implementation is differentiated once; impl='reference' can be differentiated twice")
+
+    for operator in operators:
+        torch.library.register_autograd(operator, refuse)
 
 
 def check_dropout(dropout: float, name: str = "dropout_p") -> None:

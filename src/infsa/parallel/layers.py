@@ -154,6 +154,8 @@ def _pure(
     tokens: tuple[int, ...] | None,
     is_causal: bool,
 ) -> Tensor:
+    if layer.norm != "frobenius":
+        raise ValueError(f"only norm='frobenius' is offered over ranks, got norm={layer.norm!r}")
     if layer.training and layer.dropout > 0:
         raise ValueError(f"dropout on attention weights is not offered over ranks, got {layer.dropout}")
     q, k, v = layer._project(zero_padding(x, key_mask))

@@ -57,7 +57,7 @@ def stream_backward(
 
     Args:
         model: see :func:`infsa.stream`; parameters that need no gradient are left alone.
-        source: the image.
+        source: the image; :func:`open_source` chooses a series, a page or bands of one.
         loss: of logits (1, classes), a scalar.
         tile: side of the tiles in pixels; what autograd holds grows with its square.
         strategy: ``"recompute"`` carries every tile from its pixels up again in each pass; ``"spill"`` keeps the tokens

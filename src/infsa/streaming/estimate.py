@@ -57,7 +57,7 @@ def estimate(
 
     Args:
         model: see :func:`infsa.stream`, as for ``source``, ``tile``, ``memory``, ``level`` and ``progress``.
-        source: the image.
+        source: the image; :func:`open_source` chooses a series, a page or bands of one.
         share: of the tiles, in (0, 1].
         tile: side in pixels; the smaller, the more there are to draw from.
         confidence: of each interval, in (0, 1).

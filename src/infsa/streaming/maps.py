@@ -1,7 +1,6 @@
 """Attention maps at the patch grid, computed tile by tile and written while they come."""
 
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -12,12 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from ..files import write_atomically
 from ..ops.state import key_scores
 from .engine import Engine
 from .network import Network, attention
+from .places import MARK
 from .readers import needed
 from .tiles import Tile
 
@@ -105,7 +106,9 @@ class MapPass:
             self._write_zarr(path, overview)
         else:
             self._write_tiff(path, overview)
-        write_atomically(path.with_suffix(".png"), lambda aside: overview.picture().save(aside))
+        mark = PngInfo()
+        mark.add_text("Software", MARK)
+        write_atomically(path.with_suffix(".png"), lambda aside: overview.picture().save(aside, pnginfo=mark))
         return path
 
     def _write_tiff(self, path: Path, overview: "Overview") -> None:
@@ -121,24 +124,28 @@ class MapPass:
         def write(aside: Path) -> None:
             with tifffile.TiffWriter(aside, bigtiff=height * width * 4 > 2**31) as file:
                 options: dict[str, Any] = {"shape": (height, width), "dtype": np.float32, "tile": (BLOCK, BLOCK)}
-                file.write(pieces(), **options, compression="zlib", photometric="minisblack")
+                file.write(pieces(), **options, compression="zlib", photometric="minisblack", software=MARK)
 
         write_atomically(path, write)
 
     def _write_zarr(self, path: Path, overview: "Overview") -> None:
         zarr = needed("zarr", "zarr", f"writing {path.name}")
         height, width = self.network.grid
-        aside = path.with_name(f".{path.name}.part")
+        aside, older = (path.with_name(f".{path.name}.{end}") for end in ("part", "old"))
         shutil.rmtree(aside, ignore_errors=True)
         try:
             chunks = (min(BLOCK, height), min(BLOCK, width))
             array = zarr.create_array(str(aside), shape=(height, width), chunks=chunks, dtype="float32")
+            array.attrs["software"] = MARK
             for index, block in enumerate(self.blocks()):
                 overview.add(block)
                 array[index * BLOCK : index * BLOCK + len(block)] = block
+            if path.exists():  # an older map, which makes room in one step
+                path.rename(older)
             aside.rename(path)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            for folder in (aside, older):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _weights(self, x: Tensor) -> Tensor:
         """Weights of tokens (1, n, D) as the map's row sees them, before their sum is divided out: (n,)."""
@@ -196,34 +203,6 @@ class Overview:
         means = self.sums / np.outer(rows, columns)
         top = np.percentile(means, 99.9) or means.max() or 1.0
         return Image.fromarray((np.clip(means / top, 0, 1) * 255).round().astype(np.uint8))
-
-
-def check_map_path(path: Path, image: str) -> None:
-    """Refuse a place where no map can be written, or where it or its overview would replace something else."""
-    if path.suffix not in (".tif", ".tiff", ".zarr"):
-        raise ValueError(f"a map is written as .tif, .tiff or .zarr, got {path.name}")
-    if path.suffix == ".zarr" and path.exists():
-        raise FileExistsError(f"{path} exists already")
-    overview = path.with_suffix(".png")
-    if overview.exists() and not path.exists():
-        raise FileExistsError(f"{overview} exists already: the overview of {path.name} would replace it")
-    for place in (path, overview):
-        check_place(place, image)
-
-
-def check_place(path: Path, image: str) -> None:
-    """Refuse, before any work, a file that could not be written or that would replace the image.
-
-    Example:
-        >>> check_place(Path("code.safetensors"), "slide.tif")
-    """
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, a file is wanted")
-    if path.exists() and Path(image).exists() and path.samefile(image):
-        raise ValueError(f"{path} is the image itself")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"{path.parent} cannot be written to")
 
 
 def check_map(network: Network, layer: int, head: int | None) -> int:

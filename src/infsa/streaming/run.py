@@ -14,8 +14,9 @@ from torch import Tensor
 from ..models import InfViT
 from .engine import Engine, Report
 from .feed import BadTile, Feed
-from .maps import MapPass, check_map, check_map_path, check_place
+from .maps import MapPass, check_map
 from .network import Network
+from .places import check_outputs
 from .plan import plan, stored_bytes, working_bytes
 from .scene import SceneCode
 from .source import Colours, Source, open_source
@@ -77,10 +78,15 @@ def stream(
     scratch: str | Path | None = None,
     order: Sequence[int] | None = None,
     level: int = 0,
+    series: int | None = None,
+    page: int | None = None,
+    bands: Sequence[int] | None = None,
     on_error: str = "raise",
     map: bool | str | Path = False,
     layer: int = -1,
     head: int | None = None,
+    code: str | Path | None = None,
+    overwrite: bool = False,
     state: str | Path | None = None,
     save_every: float = 30.0,
     progress: Report | None = None,
@@ -90,7 +96,7 @@ def stream(
     Args:
         model: an :class:`InfViT` with ``attention="infsa_linear"``.
         source: floating (C, H, W) tensors and arrays are model input; uint8 and uint16 arrays (H, W[, C]) and files
-            (``.npy``, JPEG, PNG, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
+            (``.npy``, JPEG, PNG, WebP, GIF, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
         tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it.
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
             between passes, in memory or in a file under ``scratch``; ``"auto"`` keeps what the memory allows.
@@ -100,11 +106,17 @@ def stream(
         order: the numbers of all tiles in the order to visit them; row by row if not given. Tiles are numbered row by
             row.
         level: of a pyramid; 0 is the largest.
+        series: of a TIFF with several images, as in :func:`infsa.streaming.open_source`, like the next two.
+        page: of a series, a GIF or a WebP.
+        bands: the channels to take, counted from 0; all if not given.
         on_error: ``"raise"``, or ``"skip"`` to mask tiles out that cannot be read, as ``patch_mask`` would.
         map: True for an attention map in memory, a path for a ``.tif`` or ``.zarr`` file with an overview beside it.
         layer: of the map, from the end if negative.
         head: of the map; None for the mean over heads.
-        state: a file from which a killed stream goes on, to the same bits; removed at the end.
+        code: a ``.safetensors`` file for the scene code.
+        overwrite: let the map and the code replace files that are no maps and codes.
+        state: a file from which a killed stream goes on, to the same bits; removed when all results are written. If
+            it cannot be written, a warning says so and the stream goes on.
         save_every: least seconds between two savings of it.
         progress: called after every tile with a :class:`infsa.streaming.Progress`.
 
@@ -113,22 +125,20 @@ def stream(
         >>> infsa.stream(model, "orion.jpg", memory="2GiB").logits.shape
         torch.Size([1, 50])
     """
-    opened = open_source(source, level)
+    opened = open_source(source, level, series=series, page=page, bands=bands)
     network, feed = prepare(model, opened, tile)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
     check_map(network, layer, head) if map else None
-    if map and not isinstance(map, bool):
-        check_map_path(Path(map), opened.name)
-    if state is not None:
-        check_place(Path(state), opened.name)
+    places = (None if isinstance(map, bool) else Path(map), *(None if p is None else Path(p) for p in (code, state)))
+    check_outputs(opened.name, *places, overwrite=overwrite)
     laid = plan(network, feed, strategy, memory, scratch, working_bytes(network), stored_bytes(network))
     spill = laid.spill(network)
     engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
     engine.extra_passes = int(bool(map))
     file = None if state is None else StateFile(state, model, save_every)
     try:
-        return _run(engine, file, map, (layer, head))
+        return _run(engine, file, map, (layer, head), places[1])
     finally:
         if spill is not None:
             spill.close()
@@ -136,19 +146,33 @@ def stream(
 
 
 def _run(
-    engine: Engine, file: StateFile | None, map: bool | str | Path, map_of: tuple[int, int | None]
+    engine: Engine,
+    file: StateFile | None,
+    map: bool | str | Path,
+    map_of: tuple[int, int | None],
+    code: Path | None,
 ) -> StreamResult:
     start = None
     if file is not None:
         start, engine.save = file.resume(engine), file.save
     logits, features = engine.run(start)
     map_file, values = None, None
-    if map is True:
-        values = MapPass(engine, *map_of).array()
-    elif map:
-        map_file = MapPass(engine, *map_of).write(Path(map))
+    try:
+        if code is not None:
+            engine.code.save(code, overwrite=True)  # the place was checked before the first pass
+        if map is True:
+            values = MapPass(engine, *map_of).array()
+        elif map:
+            map_file = MapPass(engine, *map_of).write(Path(map))
+    except OSError as error:
+        if file is None or not file.path.exists():
+            raise
+        left = f"{file.path} is kept, the same call goes on from it"
+        if error.errno is None:
+            raise OSError(f"{error}; {left}") from error
+        raise OSError(error.errno, f"{error.strerror}; {left}", error.filename) from error
     if file is not None:
-        file.remove()
+        file.remove()  # only when everything else is on the disk
     kept = 0 if engine.spill is None else len(engine.spill.layers)
     strategy = "recompute" if not kept else "spill" if kept == len(engine.visited()) else "mixed"
     passes = len(engine.network.steps) + engine.extra_passes

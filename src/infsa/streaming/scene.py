@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..files import write_atomically
 from ..models import InfViT
+from ..models.header import parse, permitted, some, whole
 from .network import Network
 from .source import Colours, open_source
 from .tiles import Tile, Tiling
+
+SIZE = {"size": some(whole(1, 1 << 40), 2, 2)}  # what the file of a code says beside its tensors
 
 
 @dataclass
@@ -96,15 +99,20 @@ class SceneCode:
         code = cls(size)
         for name in ("rows", "centrals", "absolute", "signed"):
             count = sum(key.startswith(f"{name}.") for key in tensors)
+            if lost := [i for i in range(count) if f"{name}.{i}" not in tensors]:
+                raise ValueError(f"a scene code must have the tensor {name}.{lost[0]}: it has {count} called {name}")
             getattr(code, name).extend(tensors[f"{name}.{i}"].to(device) for i in range(count))
         return code
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the code as safetensors: L rows and a little more.
+
+        An older code is replaced, any other file only with ``overwrite``.
 
         Example:
             >>> code.save("slide.safetensors")
         """
+        check_code_path(Path(path), overwrite)
         write_tensors(Path(path), self.tensors(), {"size": list(self.size)})
         return Path(path)
 
@@ -117,22 +125,56 @@ class SceneCode:
             (18000, 18000)
         """
         tensors, facts = read_tensors(Path(path))
+        permitted(facts, SIZE, str(path))
         if "size" not in facts or "rows.0" not in tensors:
             raise ValueError(f"{path} is no scene code")
         return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
 
 
+def check_code_path(path: Path, overwrite: bool = False) -> None:
+    """Refuse another ending than .safetensors, and to replace a file that is no scene code unless that is asked for.
+
+    Example:
+        >>> check_code_path(Path("code.safetensors"))
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(f"a scene code is written as .safetensors, got {path.name}")
+    if path.exists() and not overwrite and "size" not in read_facts(path):
+        raise FileExistsError(f"{path} exists already and is not a scene code; overwrite=True replaces it")
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Tensors and plain data in one safetensors file, whole or not at all."""
-    write_atomically(path, lambda aside: save_file(tensors, aside, metadata={"stream": json.dumps(facts)}))
+    data = save(tensors, metadata={"stream": json.dumps(facts)})
+    try:
+        write_atomically(path, lambda aside: aside.write_bytes(data))
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the file aside
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_facts(path: Path) -> dict[str, Any]:
+    """The plain data of what :func:`write_tensors` wrote, without its tensors; nothing of any other file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                return {}
+            facts = json.loads(json.loads(file.read(length))["__metadata__"]["stream"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
+    if not read_facts(path):
+        raise ValueError(f"{path} is not a whole safetensors file of a stream")
     data = path.read_bytes()
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return tensors, json.loads(header.get("__metadata__", {}).get("stream", "{}"))
+    return tensors, parse(header.get("__metadata__", {}).get("stream", "{}"), str(path))

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models import InfViT
 
-Pixels = NDArray[Any]  # (h, w, c), uint8 or uint16
+Pixels = NDArray[Any]  # (h, w, c), uint8, uint16, or floating in [0, 1]
 SAMPLES = 64  # parts of an image that tell it from others of its size
 
 
@@ -39,11 +39,12 @@ class Source:
     model_input = False  # windows are (c, h, w) tensors that the model takes as they are
     bands = False  # reading a band of the whole width costs as much as reading a tile of it
     sequential = False  # bands can only be read from the top down
+    opacity = True  # a channel beyond the colours is the opacity
     premultiplied = False  # the colours are multiplied with the opacity already
     overhead = 0  # bytes that the reader itself holds, beside the window
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
-        """A window: (h, w, c) pixels of uint8 or uint16, or (c, h, w) model input.
+        """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input.
 
         Example:
             >>> source.read(0, 0, 8, 8).dtype
@@ -187,6 +188,8 @@ def check_pixel_type(dtype: Any, name: str) -> None:
 
 def from_array(array: Any, name: str = "the array") -> Source:
     """Floating arrays are model input (C, H, W); unsigned ones are pixels (H, W, C)."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        raise ValueError(f"{name}: model input must be float16, float32 or float64, got {array.dtype}")
     return TensorSource(array, name) if array.dtype.kind == "f" else ArraySource(array, name)
 
 
@@ -194,7 +197,7 @@ class Colours:
     """Pixels to model input, (h, w, c) -> (1, C, h, w): scaled to [0, 1], laid on white, normalised.
 
     The mean and standard deviation are the model's. Grey pixels serve as three equal colours; a further channel is
-    the opacity. What fits neither is refused before anything is read.
+    the opacity where the source has one. What fits neither is refused before anything is read.
 
     Example:
         >>> Colours(model)(np.zeros((8, 8, 3), np.uint8)).shape
@@ -213,22 +216,27 @@ class Colours:
             self._check(source)
 
     def _check(self, source: Source) -> None:
-        accepted = {self.wanted} if source.model_input else {self.wanted, self.wanted + 1}
-        if self.wanted == 3 and not source.model_input:
-            accepted |= {1, 2}
+        colours = {self.wanted, 1} if self.wanted == 3 and not source.model_input else {self.wanted}
+        accepted = colours | {n + 1 for n in colours if source.opacity and not source.model_input}
         if source.channels not in accepted:
-            raise ValueError(f"{source.name} has {source.channels} channels, the model takes {self.wanted}")
+            raise ValueError(f"{source.name} has {source.channels} channels{self._hint(source)}")
         if not source.model_input and len(self.mean) not in (1, self.wanted):
             raise ValueError(
                 f"the model takes {self.wanted} channels and knows the mean of {len(self.mean)}: "
                 "pass normalised model input instead"
             )
 
+    def _hint(self, source: Source) -> str:
+        known = "" if source.opacity else ", none of them opacity"
+        first = tuple(range(self.wanted))
+        choice = f": choose with bands={first}, counted from 0" if source.channels > self.wanted else ""
+        return f"{known}, the model takes {self.wanted}{choice}"
+
     def __call__(self, pixels: Pixels | Tensor) -> Tensor:
         """Model input on the model's device and in its type."""
         if isinstance(pixels, Tensor):
             return pixels.unsqueeze(0).to(self.device, self.dtype)
-        full = np.iinfo(pixels.dtype).max
+        full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
         values = pixels.astype(self.exact) / self.exact(full)
         channels = values.shape[2]
         if channels in (2, self.wanted + 1) and channels != self.wanted:
@@ -240,24 +248,40 @@ class Colours:
         return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1))[None]).to(self.device, self.dtype)
 
 
-def open_source(source: Any, level: int = 0) -> Source:
+def open_source(
+    source: Any,
+    level: int = 0,
+    *,
+    series: int | None = None,
+    page: int | None = None,
+    bands: Sequence[int] | None = None,
+) -> Source:
     """A source from an array, a tensor or a file.
 
     Args:
         source: a floating tensor or array (C, H, W), which is model input; uint8 or uint16 pixels (H, W[, C]); or
-            the path of a ``.npy``, JPEG, PNG, TIFF, whole-slide, Zarr or OME-Zarr image. A :class:`Source` stays
-            what it is.
+            the path of a ``.npy``, JPEG, PNG, WebP, GIF, TIFF, whole-slide, Zarr or OME-Zarr image. A
+            :class:`Source` stays what it is.
         level: of a pyramid; 0 is the largest.
+        series: of a TIFF with several images; the first if not given, which is said.
+        page: of the series, or of the whole TIFF if no series is given; or a frame of a GIF or WebP. The first if not
+            given, which is said where there are several.
+        bands: the channels to take, counted from 0; all if not given. None of them is then opacity.
 
     Example:
         >>> open_source("slide.svs", level=1)
+        >>> open_source("landsat.tif", bands=(3, 2, 1))
     """
-    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
-        raise ValueError(f"level must be 0 or more, got {level!r}")
+    for name, number in (("level", level), ("series", series or 0), ("page", page or 0)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"{name} must be 0 or more, got {number!r}")
     if isinstance(source, str | Path):
         from .readers import open_file
 
-        opened = open_file(Path(source), level)
+        opened = open_file(Path(source), level, series, page)
+    elif series is not None or page is not None:
+        given = f"series={series}" if page is None else f"page={page}"
+        raise ValueError(f"{given} needs a file of several images, got {type(source).__name__}")
     elif type(source).__module__.partition(".")[0] == "zarr":
         from .zarr_reader import open_zarr
 
@@ -267,7 +291,11 @@ def open_source(source: Any, level: int = 0) -> Source:
             raise ValueError(f"level={level} needs a file with a pyramid, got {type(source).__name__}")
         opened = _in_memory(source)
     opened.check()
-    return opened
+    if bands is None:
+        return opened
+    from .bands import ChosenBands
+
+    return ChosenBands(opened, bands)
 
 
 def _in_memory(source: Any) -> Source:

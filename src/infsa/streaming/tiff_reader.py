@@ -1,20 +1,25 @@
-"""TIFF by tifffile: tiles and strips, one level of a pyramid."""
+"""TIFF by tifffile: which image of a file is read."""
 
-import os
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from .file_array import FileArray
 from .readers import needed, one_line
-from .source import ArraySource, Pixels, Source, check_pixel_type
+from .source import Source
+from .tiff_page import TiffSource
 
-AXES = ("YX", "YXS", "SYX")
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what it finds wrong is said by the one error
 
 
-def open_tiff(path: Path, level: int = 0) -> Source:
-    """A level of the first image of a TIFF; one that is stored as it is, is read row by row.
+def open_tiff(path: Path, level: int = 0, series: int | None = None, page: int | None = None) -> Source:
+    """A level of one image of a TIFF; of several the first, which a warning says.
+
+    Args:
+        path: of the file.
+        level: of a pyramid.
+        series: the image, as tifffile groups the pages of a file.
+        page: of the series, or of the file if no series is given.
 
     Example:
         >>> open_tiff(Path("slide.tif"), level=2).width
@@ -23,109 +28,45 @@ def open_tiff(path: Path, level: int = 0) -> Source:
     tifffile = needed("tifffile", "tifffile", f"reading {path.name}")
     try:
         with tifffile.TiffFile(path) as file:
-            if not file.series:
-                raise ValueError("no image inside")
-            levels = file.series[0].levels
-            if level >= len(levels):
-                raise ValueError(f"{len(levels)} levels, got level={level}")
-            chosen = levels[level]
-            if chosen.axes not in AXES or len(chosen.pages) != 1:
-                raise ValueError(f"axes {chosen.axes} on {len(chosen.pages)} pages, streaming takes one image (YXS)")
-            return TiffSource(path, chosen.keyframe, tifffile)
-    except (tifffile.TiffFileError, ValueError, OSError, KeyError, IndexError, TypeError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+            chosen, plane, said = _choose(file, level, series, page)
+            source = TiffSource(path, chosen, tifffile, plane)
+    except Exception as error:  # a damaged file raises almost anything from inside tifffile
         raise ValueError(f"{path}: {one_line(error)}") from error
+    if said:
+        warnings.warn(f"{path} has {said}", stacklevel=2)
+    return source
 
 
-class TiffSource(Source):
-    """One page: the segments (tiles or strips) under a window are read, decoded and put together.
+def _choose(file: Any, level: int, series: int | None, page: int | None) -> tuple[Any, int, str]:
+    """The page to read, the plane behind it that is meant, and what to say of the images that are not read."""
+    count = len(file.series)
+    if not count:
+        raise ValueError("no image inside")
+    if page is not None and series is None and count > 1:
+        if level:
+            raise ValueError(f"level={level} is one of a series: name the series of page={page}")
+        return *_page(list(file.pages), page, len(file.pages), "the file"), ""
+    if series is not None and series >= count:
+        raise ValueError(f"{count} series, got series={series}")
+    said = [f"{count} series: taking series=0"] if series is None and count > 1 else []
+    levels = file.series[series or 0].levels
+    if level >= len(levels):
+        raise ValueError(f"{len(levels)} levels, got level={level}")
+    chosen = levels[level]
+    count = max(len(chosen.pages), chosen.size // max(1, chosen.keyframe.size))
+    if page is None and count > 1:
+        said.append(f"{count} pages (axes {chosen.axes}): taking page=0")
+    return *_page(chosen.pages, page or 0, count, "the series"), " and ".join(said)
 
-    Example:
-        >>> open_tiff(Path("slide.tif")).read(0, 0, 512, 512).shape
-        (512, 512, 3)
-    """
 
-    def __init__(self, path: Path, page: Any, tifffile: Any) -> None:
-        self.name, self.page = str(path), page
-        self.separate, depth, self.height, self.width, self.contiguous = page.shaped
-        self.channels = self.separate * self.contiguous
-        check_pixel_type(page.dtype, "this TIFF")
-        if depth != 1:
-            raise ValueError(f"a depth of {depth}, streaming takes one plane")
-        kinds = tifffile.PHOTOMETRIC
-        known = {kinds.MINISBLACK, kinds.MINISWHITE, kinds.RGB}
-        if page.compression != 1:
-            known |= {kinds.YCBCR}  # decoded to RGB by the codec
-        if page.photometric not in known:
-            raise ValueError(
-                f"colours of kind {getattr(page.photometric, 'name', page.photometric)}; known: grey and RGB"
-            )
-        if page.bitspersample not in (8, 16):
-            raise ValueError(f"{page.bitspersample} bits per value; known: 8 and 16")
-        self.premultiplied = tifffile.EXTRASAMPLE.ASSOCALPHA in page.extrasamples
-        self.inverted = page.photometric == kinds.MINISWHITE
-        self.itemsize = page.dtype.itemsize
-        tiled = page.is_tiled
-        self.segment = (page.tilelength, page.tilewidth) if tiled else (page.rowsperstrip, page.imagewidth)
-        self.counts = tuple(
-            -(-length // step) for length, step in zip((self.height, self.width), self.segment, strict=True)
-        )
-        self.rows_on_disk = not tiled and page.compression == 1 and page.is_memmappable and self.separate == 1
-        self.bands = not tiled and not self.rows_on_disk
-        whole = self.segment[0] * self.segment[1] * self.contiguous * self.itemsize
-        self.overhead = (32 << 20) + (0 if self.rows_on_disk else 4 * whole)
-        self.jpeg = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
-        self.decode = page.decode  # this and the line above while tifffile has the file open
-        self.file = os.open(path, os.O_RDONLY)
-        if self.rows_on_disk:
-            dtype, shape = page.dtype.newbyteorder(page.parent.byteorder), (self.height, self.width, self.contiguous)
-            self.array = ArraySource(FileArray(path, dtype, shape, page.dataoffsets[0]))
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            os.close(self.file)
-
-    def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window (h, w, c).
-
-        Example:
-            >>> source.read(0, 0, 256, 256).shape
-            (256, 256, 3)
-        """
-        if self.rows_on_disk:
-            return self._finish(self.array.read(top, left, bottom, right))
-        window = np.zeros((bottom - top, right - left, self.separate, self.contiguous), self.page.dtype)
-        rows, columns = self.segment
-        for plane in range(self.separate):
-            for row in range(top // rows, -(-bottom // rows)):
-                for column in range(left // columns, -(-right // columns)):
-                    index = (plane * self.counts[0] + row) * self.counts[1] + column
-                    pixels = self._segment(index, row, column)
-                    y, x = row * rows, column * columns
-                    if pixels is None:
-                        continue
-                    high, low = min(bottom, y + pixels.shape[0]), max(top, y)
-                    far, near = min(right, x + pixels.shape[1]), max(left, x)
-                    window[low - top : high - top, near - left : far - left, plane] = pixels[
-                        low - y : high - y, near - x : far - x
-                    ]
-        return self._finish(window.reshape(bottom - top, right - left, self.channels))
-
-    def _segment(self, index: int, row: int, column: int) -> Pixels | None:
-        """A decoded tile or strip (h, w, c), or None where the file leaves it out."""
-        offset, length = self.page.dataoffsets[index], self.page.databytecounts[index]
-        if length == 0:
-            return None
-        kind = "tile" if self.page.is_tiled else "strip"
-        data = os.pread(self.file, length, offset)
-        if len(data) < length:
-            raise OSError(f"{kind} ({row}, {column}) of the file is cut off: {len(data)} of {length} bytes")
-        try:
-            pixels, _, shape = self.decode(data, index, **self.jpeg)
-        except Exception as error:  # damaged data raises almost anything from inside a codec
-            raise OSError(f"{kind} ({row}, {column}) of the file: {one_line(error)}") from error
-        return None if pixels is None else pixels[0, : shape[1], : shape[2]]
-
-    def _finish(self, window: Pixels) -> Pixels:
-        return np.iinfo(window.dtype).max - window if self.inverted else window
+def _page(pages: Any, number: int, count: int, where: str) -> tuple[Any, int]:
+    """A page of some, or the first and the plane behind it: of a large stack ImageJ lists the first page only."""
+    if number >= count:
+        raise ValueError(f"{count} page{'s' * (count > 1)} in {where}, got page={number}")
+    unlisted = len(pages) == 1 < count
+    page = pages[0 if unlisted else number]
+    if page is None:
+        raise ValueError(f"page={number} is missing")
+    if unlisted and page.compression != 1:
+        raise ValueError(f"one of {count} pages is listed, and compressed: the others cannot be found")
+    return page, number if unlisted else 0

@@ -79,6 +79,8 @@ class AxesSource(Source):
         3
     """
 
+    opacity = False  # the axis c counts channels of any kind
+
     def __init__(self, array: Any, axes: list[str], name: str) -> None:
         if len(axes) != array.ndim or not {"y", "x"} <= set(axes):
             raise ValueError(f"{name}: axes {axes} do not describe an array of shape {tuple(array.shape)}")

@@ -67,8 +67,10 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(header["facts"])
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path.name} is damaged: {error}") from error
+    if not isinstance(facts, dict):
+        raise DamagedCheckpoint(f"{path.name} is damaged: its facts are no table")
     if _digest(tensors, header["facts"]) != header.get("digest"):
         raise DamagedCheckpoint(f"{path.name} is damaged: its digest does not match")
     return tensors, facts

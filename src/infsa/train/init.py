@@ -13,13 +13,13 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError, safe_open
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from ..models import InfViT, list_models, read_weights
 from ..models.adopt import adopt_hugging_face, adopt_timm, is_plain_vit
 from ..models.folder import DEFAULT_ARCHITECTURE, plain, resolved_arguments
+from ..models.header import permitted_arguments, read_header
 from ..models.presets import SHIPPED, fit_weights, shipped_weights
 from ..models.weights import check_same_model, read_data_config, weight_file
 from .checkpoint import list_checkpoints, newest_checkpoint, read_checkpoint
@@ -88,11 +88,7 @@ def _from_path(path: Path) -> Start:
     if path.is_dir() and is_plain_vit(path):
         return Start(str(path), *adopt_hugging_face(str(path)))
     file = weight_file(path)
-    try:
-        with safe_open(file, framework="pt") as handle:
-            header = handle.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a whole safetensors file: {' '.join(str(error).split())}") from error
+    header = read_header(file).texts
     if "facts" in header:
         return _from_checkpoint(file, *read_checkpoint(file))
     if "conversion" in header:
@@ -107,7 +103,10 @@ def _from_checkpoint(file: Path, tensors: dict[str, Tensor], facts: dict[str, An
     recipe = Recipe().override(facts["recipe"])
     weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
+    if recipe.model not in list_models():
+        raise ValueError(f"{file} holds an unknown model {recipe.model!r}")
     options = {**recipe.model_options, "img_size": recipe.size, "num_classes": _classes(weights)}
+    permitted_arguments(options, tuple(list_models()), f"{file}: its recipe")
     with torch.device("meta"):
         model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
     arguments = plain(resolved_arguments(model)) | {"architecture": recipe.model}

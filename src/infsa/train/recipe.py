@@ -125,6 +125,7 @@ class Recipe:
 
         from ..data.transforms import check_interpolation, check_view
         from ..models import list_models
+        from ..models.header import ARGUMENTS
 
         if self.model not in list_models():
             raise ValueError(f"unknown model {self.model!r}; known are {', '.join(list_models())}")
@@ -157,6 +158,8 @@ class Recipe:
         for name, field in (("num_classes", "data"), ("img_size", "size"), ("drop_path_rate", "drop_path")):
             if name in self.model_options:
                 raise ValueError(f"model_options may not set {name}: it follows from the recipe's field {field!r}")
+        for name in sorted(self.model_options.keys() - ARGUMENTS.keys()):
+            raise ValueError(f"model_options do not fit {self.model}: InfViT takes no argument {name!r}")
         if self.val_resize < self.size:
             raise ValueError(f"val_resize must be at least the size {self.size}, got {self.val_resize}")
         if self.warmup_epochs >= self.epochs:
@@ -253,7 +256,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         fields = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable {Path(path).suffix or 'TOML'} file: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold fields of a recipe with their values, got {fields!r}")

@@ -133,7 +133,8 @@ def _optimizer_state(
                     own[key.rpartition(":")[2]] = shared_as(value, parameter) if like else value
             state[index] = own
     for index, (filed, saved) in enumerate(zip(fresh["param_groups"], facts["groups"], strict=True)):
-        filed |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        own = {key: value for key, value in saved.items() if key != "params"}  # the model's own, never the file's
+        filed |= {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
         prefix = f"group.{index}:"
         filed |= {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     return {"state": {index: own for index, own in state.items() if own}, "param_groups": fresh["param_groups"]}

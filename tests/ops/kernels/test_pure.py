@@ -33,6 +33,9 @@ CASES = {
     "padded": {"key_mask": lengths_mask([29], 45)},
     "queries": {"key_mask": random_mask((1, 45), 1), "query_mask": random_mask((1, 45), 2), "activation": "abs"},
     "hops": {"hops": 2},
+    "row": {"norm": "row"},
+    "row_gelu_padded": {"norm": "row", "activation": "gelu", "key_mask": lengths_mask([29], 45)},
+    "row_causal_padded": {"norm": "row", "is_causal": True, "key_mask": random_mask((1, 45), 1)},
 }
 
 
@@ -62,6 +65,12 @@ def test_widths(width, value_width):
 @pytest.mark.parametrize("n", [1, 2, 32, 33])
 def test_lengths(n, is_causal):
     assert_accurate(problem(2, n, heads=1), is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (33, 64)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cross_attention_with_the_row_norm(dtype, n_q, n_k):
+    assert_accurate(problem(3, n_q, n_k, batch=2, dtype=dtype), key_mask=random_mask((2, n_k), 6), norm="row")
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (70, 1), (33, 64)])

@@ -23,10 +23,11 @@ def fresh_compiler():
 def test_opcheck(dtype, is_causal):
     q, k, v, gamma = leaves(*problem(0, 9, dtype=dtype, heads=1))
     gamma = gamma.detach().view(-1, 1, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.infsa_triton.pure, (q, k, v, gamma, "relu", is_causal, 1e-6))
-    z, norm = (x.detach() for x in register.pure(q, k, v, gamma, "relu", is_causal, 1e-6))
-    inputs = [x.detach() for x in (torch.ones_like(z), q, k, v, gamma, z, norm)]
-    torch.library.opcheck(torch.ops.infsa_triton.pure_backward, (*inputs, "relu", is_causal, 1e-6))
+    torch.library.opcheck(torch.ops.infsa_triton.pure, (q, k, v, gamma, None, "relu", is_causal, 1e-6))
+    z, norm = (x.detach() for x in register.pure(q, k, v, gamma, None, "relu", is_causal, 1e-6))
+    inputs = [x.detach() for x in (torch.ones_like(z), q, k, v, gamma)]
+    options = (None, z, norm, "relu", is_causal, 1e-6)
+    torch.library.opcheck(torch.ops.infsa_triton.pure_backward, (*inputs, *options))
 
 
 def test_one_graph_for_every_length():

@@ -66,6 +66,8 @@ class Performer(QKVAttention):
         """Replace W by the next draw."""
         self.draws += 1
         self.calls = 0
+        if self.directions.is_meta:
+            return  # there is no memory to draw into
         generator = torch.Generator("cpu").manual_seed(self.seed)
         seeds = torch.randint(2**32, (self.draws + 1,), generator=generator, device="cpu")
         generator.manual_seed(int(seeds[-1]))

@@ -16,7 +16,15 @@ ROWS_PER_DOT = 64
 
 
 def row_factors(
-    dots: Tensor, grad: Tensor, v: Tensor, gamma: Tensor, norm: Tensor, is_causal: bool, unit: float, eps: float
+    dots: Tensor,
+    grad: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    norm: Tensor,
+    is_causal: bool,
+    unit: float,
+    eps: float,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The factors of ∂L/∂Z · v, of R' in dS and of R' in dV, (3, B, H, Nq), and those of dQ, dK and of dV, (2, B, H).
 
@@ -25,11 +33,15 @@ def row_factors(
     Example:
         >>> rows, out = row_factors(dots, grad, v, gamma, norm, True, 1 / 8, 1e-6)
     """
-    alive = norm > 0
+    dead = norm == 0
     wide_norm = norm.double()
-    inverse = torch.where(alive, 1 / (wide_norm + eps), 0)
-    shared = dots * inverse * torch.where(alive, 1 / wide_norm, 0)  # c_i / (s_i F_i)
-    weight = shared.flip(-1).cumsum(-1).flip(-1) if is_causal else shared.sum(-1, keepdim=True)
+    inverse = torch.where(dead, 0, 1 / (wide_norm + eps))
+    shared = dots * inverse * torch.where(dead, 0, 1 / wide_norm)  # c_i / (s_i F_i)
+    if seen is not None:
+        weight = shared * seen.unsqueeze(1)
+        norm = norm * seen.unsqueeze(1).clamp_min(1).rsqrt().float()  # ‖R_i‖, which no edge exceeds
+    else:
+        weight = shared.flip(-1).cumsum(-1).flip(-1) if is_causal else shared.sum(-1, keepdim=True)
     weight = weight.float().expand_as(dots)
     scale = (gamma.view(-1, 1) * inverse).float().expand_as(dots)  # a_i
     out = dots.new_ones(2, *dots.shape[:2])
@@ -57,6 +69,7 @@ def backward(
     eps: float,
     keys_config: Config | None = None,
     queries_config: Config | None = None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV in the type of the inputs, and c: (B, H, Nq), whose sum over rows and batch is γ ∂L/∂γ.
 
@@ -94,8 +107,10 @@ def backward(
             num_warps=4,
         )
         unit = 1 / math.sqrt(width)
-        rowwise = is_causal or q.dtype == torch.float16
-        rows, out = row_factors(dots, grad, v, gamma, norm, is_causal, unit, eps) if rowwise else (dots, dots)
+        rowwise = is_causal or seen is not None or q.dtype == torch.float16
+        rows, out = dots, dots
+        if rowwise:
+            rows, out = row_factors(dots, grad, v, gamma, norm, is_causal, unit, eps, seen)
         sizes |= {"WIDTH": width, "PADDED": padded, "CAUSAL": is_causal, "ROWWISE": rowwise}
         sizes |= {"ACTIVATION": NUMBERS[activation]}
         strides = [s for x in (q, k, v, grad) for s in x.stride()[:3]]

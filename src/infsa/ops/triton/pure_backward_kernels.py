@@ -1,12 +1,14 @@
 """Pure InfSA backward: scores are computed again, by one kernel for the keys and values and one for the queries.
 
-With a_i = γ / s_i, c_i = ⟨∂L/∂Z_i, Z_i⟩ and w_i = Σ_r c_r / (s_r F_r) over the rows whose norm contains row i:
+With a_i = γ / s_i, c_i = ⟨∂L/∂Z_i, Z_i⟩ and w_i = Σ_r c_r / (s_r F_r) over the rows whose norm contains row i
+(n_i c_i / (s_i F_i) for the row norm):
 
     dS_ij = (a_i ∂L/∂Z_i · v_j − w_i R_ij) φ'(S_ij)      dV = Rᵀ (a ∂L/∂Z)      dQ = dS k / √d      dK = dSᵀ q / √d
 
 Each result is summed by one program in one order: no atomics, and two runs are bit-equal. Where a and w are the same
-for every row they leave the loop, which then needs one product and one select per score. Causal rows have their own,
-and float16 needs its range watched: there three numbers per row are multiplied into the scores.
+for every row they leave the loop, which then needs one product and one select per score. Causal rows and rows with a
+norm of their own differ, and float16 needs its range watched: there three numbers per row are multiplied into the
+scores.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -69,8 +71,8 @@ def shared_factors(norm_ptr, partial_ptr, gamma_ptr, gamma_stride, item, head, d
     norm = tl.load(norm_ptr + item)
     gamma = tl.load(gamma_ptr + head * gamma_stride)
     dots = sum_of(partial_ptr + wide(item) * dot_blocks, dot_blocks, 128)
-    alive = (norm > 0) & (gamma != 0)
-    factor = tl.where(norm > 0, gamma / tl.where(norm > 0, norm + eps, 1.0), 0.0)
+    alive = (norm != 0) & (gamma != 0)
+    factor = tl.where(norm == 0, 0.0, gamma / tl.where(norm == 0, 1.0, norm + eps))
     weight = tl.where(alive, dots.to(tl.float32) / tl.where(alive, norm * gamma, 1.0), 0.0)
     return factor * unit, weight * unit
 

@@ -12,6 +12,29 @@ from .parts import NUMBERS
 from .pure_forward_kernels import pure_rows, pure_scale
 
 
+def norms_of(queries: int, is_causal: bool, seen: Tensor | None) -> int:
+    """How many norms a head has: one for all rows, or one each.
+
+    Example:
+        >>> norms_of(16, False, None)
+        1
+    """
+    return queries if is_causal or seen is not None else 1
+
+
+def steps_of(seen: Tensor | None) -> tuple[int, int]:
+    """Strides over (B, Nq), zero where all share one number.
+
+    Example:
+        >>> steps_of(torch.ones(1, 8))
+        (0, 1)
+    """
+    if seen is None:
+        return 0, 0
+    batch, row = (0 if size == 1 else step for size, step in zip(seen.shape, seen.stride(), strict=True))
+    return batch, row
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -21,8 +44,11 @@ def forward(
     is_causal: bool,
     eps: float,
     config: Config | None = None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1), causal (B, H, Nq).
+    """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1); causal or by row (B, H, Nq).
+
+    ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of keys that each query may see.
 
     Example:
         >>> q = torch.randn(1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
@@ -37,7 +63,7 @@ def forward(
     z = token_major(q, n_q, value_width)
     row_norm = q.new_empty(batch, heads, n_q, dtype=torch.float32)
     partial = q.new_empty(batch, heads, blocks, dtype=torch.float64)
-    norm = row_norm.new_empty(batch, heads, n_q if is_causal else 1)
+    norm = row_norm.new_empty(batch, heads, norms_of(n_q, is_causal, seen))
     if batch == 0:
         return z, norm
     tma = config.tma and describable(k, v)
@@ -84,8 +110,10 @@ def forward(
             partial,
             gamma,
             norm,
+            norm if seen is None else seen,
             *z.stride()[:3],
             0 if gamma.numel() == 1 else 1,
+            *steps_of(seen),
             heads,
             n_q,
             root_keys,
@@ -94,6 +122,7 @@ def forward(
             VALUE_PADDED=value_padded,
             BLOCK_Q=config.block_q,
             CAUSAL=is_causal,
+            BY_ROW=seen is not None,
             num_warps=4,
         )
     return z, norm

@@ -6,7 +6,7 @@ The norm of R is known only when every block is done. Until then a row is kept d
 
 which no type can overflow and which is about as large as the result, so u is written in the type of the output.
 The second kernel adds the partial sums of r_i² (float64, always in the same order) and turns u into
-Z_i = γ u_i r_i n / (F_i + ε) in place.
+Z_i = γ u_i r_i n / (F_i + ε) in place; F_i is the norm of all rows, of the rows up to i, or ‖R_i‖ √n_i.
 
 Queries are multiplied by a power of two on loading, so that q_i · k_j fits float16 for every pair, and its square
 float32; r_i takes that power back. bfloat16 has the range of float32 and goes without: its queries reach the tensor
@@ -192,7 +192,7 @@ def pure_rows(
     if LANES:
         squares = tl.sum(squares, 1)
     norm = tl.sqrt(tl.where(squares == float("inf"), float("nan"), squares))  # overflow must not look like zeros
-    inverse = tl.where(norm > 0, inverse_root_keys / tl.where(norm > 0, norm, 1.0), 0.0)
+    inverse = tl.where(norm == 0, 0.0, inverse_root_keys / tl.where(norm == 0, 1.0, norm))
     z = head_start(z_ptr, batch, head, stride_zb, stride_zh)
     u = rounded(sums * inverse[:, None], z_ptr.dtype.element_ty)
     store_tile(z, stride_zn, start, n_q, u, VALUE_WIDTH, BLOCK_Q, VALUE_PADDED)
@@ -210,10 +210,13 @@ def pure_scale(
     partial_ptr,
     gamma_ptr,
     norm_ptr,
+    seen_ptr,
     stride_zb,
     stride_zh,
     stride_zn,
     gamma_stride,
+    stride_seen_b,
+    stride_seen_n,
     heads,
     n_q,
     root_keys,
@@ -222,6 +225,7 @@ def pure_scale(
     VALUE_PADDED: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     CAUSAL: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):
     """Turn u into Z for one block of queries, and write the norms F."""
     blocks = tl.cdiv(n_q, BLOCK_Q)
@@ -232,7 +236,12 @@ def pure_scale(
     row = start + tl.arange(0, BLOCK_Q)
     row_norm = tl.load(row_norm_ptr + wide(item) * n_q + row, mask=row < n_q, other=0.0)
     partial = partial_ptr + wide(item) * blocks
-    if CAUSAL:
+    if BY_ROW:
+        seen = tl.load(seen_ptr + wide(batch) * stride_seen_b + row * stride_seen_n, mask=row < n_q, other=0.0)
+        norm = row_norm.to(tl.float64) * tl.sqrt(seen)
+        norm = tl.where(norm < TINY, 0.0, norm)
+        tl.store(norm_ptr + wide(item) * n_q + row, norm.to(tl.float32), mask=row < n_q)
+    elif CAUSAL:
         exact = row_norm.to(tl.float64)
         norm = tl.sqrt(sum_of(partial, block, 128) + tl.cumsum(exact * exact, 0))
         norm = tl.where(norm < TINY, 0.0, norm)
@@ -242,7 +251,7 @@ def pure_scale(
         norm = tl.where(norm < TINY, 0.0, norm)
         tl.store(norm_ptr + item, norm.to(tl.float32), mask=block == 0)
     scale = tl.load(gamma_ptr + head * gamma_stride).to(tl.float64) * root_keys
-    scale = tl.where(norm > 0, scale / tl.where(norm > 0, norm + eps, 1.0), 0.0)
+    scale = tl.where(norm == 0, 0.0, scale / tl.where(norm == 0, 1.0, norm + eps))
     share = (row_norm.to(tl.float64) * scale).to(tl.float32)
     base = head_start(z_ptr, batch, head, stride_zb, stride_zh)
     u = load_tile(base, stride_zn, start, n_q, VALUE_WIDTH, BLOCK_Q, VALUE_PADDED, False, False)

@@ -10,29 +10,32 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from ..validate import cast_output
+from ..validate import cast_output, refuse_second_derivatives
 from . import pure_backward, pure_forward
 from .layout import token_major
 from .support import FEW_TOKENS
 
 
-def _few(q: Tensor, k: Tensor) -> bool:
-    return q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) <= FEW_TOKENS
+def _few(q: Tensor, k: Tensor, seen: Tensor | None) -> bool:
+    coupled = k.shape[2] if seen is not None else max(q.shape[2], k.shape[2])
+    return q.dtype != torch.float32 and coupled <= FEW_TOKENS
 
 
 @custom_op("infsa_triton::pure", mutates_args=())
 def pure(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, activation: str, is_causal: bool, eps: float
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, seen: Tensor | None, activation: str, is_causal: bool, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Z = γ R v / (F + ε) in the type of q, and the norms F; γ is float32, (1 or H, 1, 1).
 
+    ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of keys that each query may see.
+
     Example:
-        >>> z, norm = pure(q, k, v, gamma, "relu", False, 1e-6)
+        >>> z, norm = pure(q, k, v, gamma, None, "relu", False, 1e-6)
     """
-    if _few(q, k):
-        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps)
+    if _few(q, k, seen):
+        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen=seen)
         return cast_output(z, q.dtype), norm
-    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps)
+    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
 
 
 @custom_op("infsa_triton::pure_backward", mutates_args=())
@@ -42,6 +45,7 @@ def pure_gradients(
     k: Tensor,
     v: Tensor,
     gamma: Tensor,
+    seen: Tensor | None,
     z: Tensor,
     norm: Tensor,
     activation: str,
@@ -51,19 +55,20 @@ def pure_gradients(
     """dQ, dK, dV, and c: (B, H, Nq) in float32, whose sum over rows and batch is γ ∂L/∂γ.
 
     Example:
-        >>> dq, dk, dv, c = pure_gradients(grad, q, k, v, gamma, z, norm, "relu", False, 1e-6)
+        >>> dq, dk, dv, c = pure_gradients(grad, q, k, v, gamma, None, z, norm, "relu", False, 1e-6)
     """
     dtype = q.dtype
-    if _few(q, k):
+    if _few(q, k, seen):
         grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
-        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps)
-    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps)
+        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
+    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen=seen)
     return dq.to(dtype), dk.to(dtype), dv.to(dtype), dots
 
 
 @pure.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, activation: str, is_causal: bool, eps: float) -> Any:
-    norm = q.new_empty(q.shape[0], q.shape[1], q.shape[2] if is_causal else 1, dtype=torch.float32)
+def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, seen: Tensor | None, *options: Any) -> Any:
+    count = pure_forward.norms_of(q.shape[2], options[1], seen)
+    norm = q.new_empty(q.shape[0], q.shape[1], count, dtype=torch.float32)
     return token_major(q, q.shape[2], v.shape[3]), norm
 
 
@@ -87,10 +92,11 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         gamma = ctx.saved_tensors[3]
         per_head = dots.sum((0, 2), dtype=torch.float64).view(-1, 1, 1)
         dgamma = (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)  # not a number where γ = 0
-    return dq, dk, dv, dgamma, None, None, None
+    return dq, dk, dv, dgamma, *(None,) * 4
 
 
 register_autograd("infsa_triton::pure", _backward, setup_context=_save)
+refuse_second_derivatives("infsa_triton::pure_backward")
 
 
 @register_flop_formula(torch.ops.infsa_triton.pure)

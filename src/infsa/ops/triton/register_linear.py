@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from ..validate import transformed
+from ..validate import refuse_second_derivatives, transformed
 from . import linear_sums
 from .query_sums import query_gradients
 from .query_sums import query_sums as launch_query_sums
@@ -159,6 +159,7 @@ def _scores_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 register_autograd("infsa_triton::energy_sums", _energy_backward, setup_context=_save_energy)
 register_autograd("infsa_triton::query_sums", _queries_backward, setup_context=_save_queries)
 register_autograd("infsa_triton::score_sums", _scores_backward, setup_context=_save_scores)
+refuse_second_derivatives("infsa_triton::energy_sums_backward", "infsa_triton::score_sums_backward")
 
 
 @register_flop_formula(torch.ops.infsa_triton.energy_sums)
