@@ -84,6 +84,10 @@ def adapt(
         typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
         return
     console.print(stages_table(result))
+    if skipped := result["skipped"]:
+        console.print(
+            f"note: {len(skipped)} images could not be read, {skipped[0]} first", markup=False, soft_wrap=True
+        )
     for name in ("model.safetensors", "result.json", "checkpoints"):
         console.print(f"  {out / name}", highlight=False, soft_wrap=True)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
+from .loading import Batches
 from .sample import ImageDataset
 from .transforms import ValTransform, check_view
 from .views import Views, collate
@@ -171,7 +171,7 @@ def load_resident(
     images = torch.empty(len(plain), 3, size, size, dtype=torch.uint8)
     labels = torch.empty(len(plain), dtype=torch.int64)
     place = 0
-    for batch in DataLoader(plain, batch_size=256, num_workers=workers, collate_fn=collate):
+    for batch in Batches(plain, workers, batch_size=256, collate_fn=collate):
         rows = slice(place, place + len(batch.labels))
         images[rows], labels[rows] = (batch.images * 255).round().to(torch.uint8), batch.labels
         place = rows.stop

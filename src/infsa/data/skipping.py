@@ -42,6 +42,7 @@ class SkipLog:
             return
         self.reasons[name] = reason
         if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.file, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"name": name, "reason": reason}) + "\n")
 

@@ -1,6 +1,5 @@
 """Accuracy and loss of a classifier over a data set, on one process or many."""
 
-import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 from ..data import ImageDataset, SkipLog, ValTransform, Views, collate, open_dataset, transform_for
+from ..data.loading import Batches
 from ..models import InfViT
 from .subjects import data_config
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is SLURM's notice of a time limit
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def validation_loader(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
-) -> DataLoader[Any]:
+) -> Batches:
     """Batches of every ``world``-th image from ``rank`` on: together the ranks see each image once.
 
     Example:
@@ -92,18 +90,7 @@ def validation_loader(
     views: Any = Views(dataset, transform)
     if world > 1:
         views = Subset(views, range(rank, len(views), world))
-    init = outlive_signals if workers else None
-    return DataLoader(views, batch_size=batch_size, num_workers=workers, collate_fn=collate, worker_init_fn=init)
-
-
-def outlive_signals(worker: int) -> None:
-    """Make a reading process ignore requests to stop: they are for the one that trains, which needs its last batch.
-
-    Example:
-        >>> DataLoader(views, num_workers=2, worker_init_fn=outlive_signals)
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    return Batches(views, workers, batch_size=batch_size, collate_fn=collate)
 
 
 @torch.no_grad()

@@ -1,18 +1,19 @@
 """What a run reads: training batches as one stream from any step on, and the validation set."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import timm.data
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from ..data import ImageDataset, SkipLog, TrainTransform, ValTransform, open_dataset
+from ..data.loading import Batches
 from ..data.order import Order
 from ..data.resident import ResidentViews, load_resident
-from ..evaluate.accuracy import outlive_signals, validation_loader
+from ..evaluate.accuracy import validation_loader
 from .recipe import Recipe
 
 Pair = tuple[Tensor, Tensor]  # images, labels
@@ -160,13 +161,10 @@ class Feed:
         longest = -(-len(val) // order.world)
         self.rounds = -(-longest // 128)  # forward passes of the rank with most images
 
-    def training(self, start: int, end: int) -> "DataLoader[Any] | ResidentStream":
+    def training(self, start: int, end: int) -> "Batches | ResidentStream":
         """This process's parts from step ``start`` up to ``end``."""
         if self.resident is not None:
             return ResidentStream(self.resident, self.order, start, end)
-        keys: Sequence[Any] | Any = Keys(self.order, start, end)
         pin = self.device.type == "cuda"
-        workers = self.recipe.workers
-        return DataLoader(
-            self.views, batch_sampler=keys, num_workers=workers, pin_memory=pin, worker_init_fn=outlive_signals
-        )
+        keys = Keys(self.order, start, end)
+        return Batches(self.views, self.recipe.workers, batch_sampler=keys, pin_memory=pin)

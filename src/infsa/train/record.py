@@ -14,7 +14,8 @@ import lightning as L
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from ..evaluate.accuracy import STOP_SIGNALS, measure_accuracy
+from ..data.loading import STOP_SIGNALS
+from ..evaluate.accuracy import measure_accuracy
 from ..files import write_atomically
 from .checkpoint import write_checkpoint
 from .feed import Feed
