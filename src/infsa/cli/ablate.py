@@ -46,7 +46,7 @@ def ablate(
     from ..report.ablation import COLUMNS, cell, draw_ablation
     from ..train import PAPER_SWEEPS, Study, run_study
 
-    base = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
+    base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
     grids = [parse_grid(grid)] if grid else PAPER_SWEEPS
     try:
         study = Study(
@@ -56,6 +56,8 @@ def ablate(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(quiet=as_json)
+    for note in notes:
+        typer.echo(f"note: {note}", err=as_json)
     summary = run_study(study, out, tell=lambda line: console.print(line, highlight=False))
     if not summary:
         return

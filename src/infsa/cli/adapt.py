@@ -51,6 +51,7 @@ def adapt(
     Example: infsa adapt timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
     """
     from ..convert import convert, open_model, save_converted
+    from ..data.paths import few
     from ..train.adapt import adapt as adapt_model
     from ..train.adaptation import Adaptation
 
@@ -85,9 +86,7 @@ def adapt(
         return
     console.print(stages_table(result))
     if skipped := result["skipped"]:
-        console.print(
-            f"note: {len(skipped)} images could not be read, {skipped[0]} first", markup=False, soft_wrap=True
-        )
+        console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)
     for name in ("model.safetensors", "result.json", "checkpoints"):
         console.print(f"  {out / name}", highlight=False, soft_wrap=True)
 
