@@ -152,6 +152,18 @@ def _visible(folder: str | Path) -> Iterator[os.DirEntry[str]]:
     return (entry for entry in os.scandir(folder) if not entry.name.startswith("."))
 
 
+def without_splits(data: str) -> bool:
+    """Whether a data set is a folder with neither a training nor a validation folder inside.
+
+    Example:
+        >>> without_splits("folder:photos")
+        True
+    """
+    kind, _, path = data.partition(":")
+    root = Path(path)
+    return kind == "folder" and root.is_dir() and not (split_folder(root, "train") or split_folder(root, "val"))
+
+
 class ImageNetV2(ImageFiles):
     """ImageNet-V2. Its folders are called 0 to 999 and the name is the label, whichever folders are there.
 

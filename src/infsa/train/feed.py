@@ -21,9 +21,9 @@ from ..data import (
     hold_out,
     open_dataset,
 )
+from ..data.folders import without_splits
 from ..data.loading import Batches
 from ..data.order import Order
-from ..data.paths import split_folder
 from ..data.resident import ResidentViews, load_resident
 from ..data.skipping import left_out_note
 from ..evaluate.accuracy import validation_loader
@@ -68,18 +68,6 @@ def with_val_share(recipe: Recipe) -> Recipe:
     if recipe.val_data or recipe.val_share or not without_splits(recipe.data):
         return recipe
     return replace(recipe, val_share=HELD_OUT)
-
-
-def without_splits(data: str) -> bool:
-    """Whether a data set is a folder with neither a training nor a validation folder inside.
-
-    Example:
-        >>> without_splits("folder:photos")
-        True
-    """
-    kind, _, path = data.partition(":")
-    root = Path(path)
-    return kind == "folder" and root.is_dir() and not (split_folder(root, "train") or split_folder(root, "val"))
 
 
 def notes_on_data(train: ImageDataset, val: ImageDataset, recipe: Recipe) -> list[str]:

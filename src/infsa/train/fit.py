@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from ..data import Part, SkipLog
 from ..data.order import Order
 from ..data.parts import fingerprint
+from ..evaluate.held_out import HELD_OUT_FILE
 from ..files import write_json
 from ..models import save_weights
 from ..provenance import provenance
@@ -32,7 +33,6 @@ from .recipe import Recipe
 from .record import Record, Watcher, best_of
 from .resume import on_same_data, saved_state, tell_longer
 
-HELD_OUT_FILE = "held-out.json"
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # who this is, before there is a trainer to ask
 
 
