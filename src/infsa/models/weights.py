@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..files import usual_mode
 from .card import model_card
 from .infvit import InfViT
 from .options import WITH_DECAY
@@ -139,6 +140,7 @@ def save_weights(model: InfViT, folder: str | Path) -> Path:
         save_file(state, staged / WEIGHTS, metadata=header)
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "README.md").write_text(model_card(model, config))
+        (staged / WEIGHTS).chmod(usual_mode(staged / "README.md"))  # safetensors lets only its owner read it
         for file in ("config.json", "README.md", WEIGHTS):
             with open(staged / file, "rb") as handle:
                 os.fsync(handle.fileno())
