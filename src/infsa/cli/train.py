@@ -123,6 +123,7 @@ class Monitor:
             text = self.text(row["epoch"])
             self.progress.update(self.task, completed=row["step"], description=text, speed=speed)
         else:
+            self.progress.update(self.task, description=self.text(row["epoch"]))
             self.console.print(
                 f"epoch {row['epoch']:>5.0f}   top-1 {row['top1']:7.2%}   top-5 {row['top5']:7.2%}   "
                 f"validation loss {row['val_loss']:.3f}",
