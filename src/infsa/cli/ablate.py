@@ -44,7 +44,6 @@ def ablate(
     from ..report.ablation import COLUMNS, cell, draw_ablation
     from ..report.quality_tables import Rows
     from ..train import PAPER_SWEEPS, Study, run_study
-    from ..train.ablate import point_name
 
     base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
     grids = [parse_grid(grid)] if grid else PAPER_SWEEPS
@@ -66,8 +65,8 @@ def ablate(
         typer.echo(json.dumps(summary, indent=2))
         return
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
-    columns = ["point", *(COLUMNS[name][0] for name in names)]
-    rows = [[point_name(row["point"]), *(cell(row, name) for name in names)] for row in summary["rows"]]
+    columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
+    rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]
     print_table(console, Rows(columns, rows), "Ablation", f"mean ± deviation over {seeds} seeds")
     for file in (out / "ablation.json", figure):
         console.print(f"  {file}", highlight=False, soft_wrap=True)
