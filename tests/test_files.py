@@ -67,3 +67,21 @@ def test_suffixes_are_kept_aside(tmp_path):
     assert seen[0].suffix == ".safetensors"
     assert seen[0].parent == tmp_path
     assert not seen[0].match("step-*")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_follow_the_umask(mask, tmp_path):
+    """Also where the writer makes its file for the owner alone, as safetensors does."""
+    from safetensors.torch import save_file
+
+    import infsa
+    from tests.models.helpers import small
+
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "a.safetensors", lambda aside: save_file({}, aside))
+        infsa.models.save_weights(small(), tmp_path / "model")
+    finally:
+        os.umask(before)
+    files = [tmp_path / "a.safetensors", *(tmp_path / "model").iterdir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~mask}

@@ -16,13 +16,25 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
+        mode = usual_mode(aside)
         write(aside)
-        aside.chmod(0o644)  # safetensors writes files that only their owner reads
+        aside.chmod(mode)  # safetensors writes files that only their owner reads
         _flush(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     _flush(path.parent)  # the rename itself
+
+
+def usual_mode(path: Path) -> int:
+    """The permissions of new files under the process's umask, found by making an empty one at ``path``.
+
+    Example:
+        >>> oct(usual_mode(Path("model.safetensors")))
+        '0o644'
+    """
+    path.touch()
+    return path.stat().st_mode & 0o777
 
 
 def _flush(path: Path) -> None:

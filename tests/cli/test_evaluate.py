@@ -157,3 +157,118 @@ def test_help_has_an_example(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "evaluate", "--help")
     assert code == 0
     assert "Example: infsa evaluate" in " ".join(out.split())
+
+
+# Names, reports, and what a run held out
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A model that tells red, green and blue apart without fail, and a folder of each, with another beside them."""
+    import torch
+    from torchvision.transforms.functional import normalize
+
+    from infsa.evaluate import data_config
+    from infsa.models.weights import describe_data
+
+    root = tmp_path_factory.mktemp("named")
+    options = {"num_classes": 3, "img_size": 32, "depth": 1, "embed_dim": 16, "num_heads": 2}
+    model = infsa.create_model("infvit_linear_tiny", **options).eval()
+    describe_data(model, label_names=["red", "green", "blue"])
+    config = data_config(model)
+    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+    images = torch.stack([torch.tensor(c).view(3, 1, 1).expand(3, 32, 32) / 255 for c in colours.values()])
+    images = normalize(images, config["mean"], config["std"])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), torch.arange(3)).backward()
+        optimizer.step()
+    for name, colour in {**colours, "zebra": (0, 0, 0), "apple": (255, 255, 255)}.items():
+        for index in range(3):
+            write_image(root / "photos" / name / f"{index}.png", colour, (32, 32))
+    return str(infsa.models.save_weights(model, root / "model")), root / "photos"
+
+
+def test_classes_are_matched_by_name_and_the_rest_is_said(monkeypatch, capsys, named, tmp_path):
+    """In the order of the folders, apple, blue, green, red, zebra, nothing would be right."""
+    code, out, err = evaluate(monkeypatch, capsys, named[0], "--data", f"folder:{named[1]}", "--json")
+    (found,) = json.loads(out)["results"].values()
+    assert (code, found["images"], found["top1"]) == (0, 9, 1.0)
+    assert found["per_class"] == {"red": 1.0, "green": 1.0, "blue": 1.0}
+    assert err == "note: 2 of 5 classes of the data are not the model's, left out: apple, zebra\n"
+    for name in ("red", "blue"):
+        write_image(tmp_path / "two" / name / "0.png", name, (32, 32))
+    _, out, err = evaluate(monkeypatch, capsys, named[0], "--data", f"folder:{tmp_path / 'two'}", "--json")
+    (found,) = json.loads(out)["results"].values()
+    assert (found["images"], found["top1"], found["per_class"]["green"]) == (2, 1.0, None)
+    assert "1 of 3 classes of the model have no images in the data: green" in err
+
+
+def test_names_that_cannot_be_right_are_refused(monkeypatch, capsys, named, two, tmp_path):
+    code, out, err = evaluate(monkeypatch, capsys, named[0], "--data", f"folder:{two[1]}")
+    assert (code, out) == (1, "")
+    assert "no name in common: call the folders" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", ["80", "40"])
+def test_a_report_and_tables_that_fit(monkeypatch, capsys, named, tmp_path, width):
+    import csv
+
+    monkeypatch.setenv("COLUMNS", width)
+    words = [named[0], "--data", f"folder:{named[1]}", "--out", tmp_path / "out"]
+    code, out, _ = evaluate(monkeypatch, capsys, *words)
+    assert code == 0
+    for line in out.splitlines():
+        assert len(line) <= int(width) or line.startswith(("note: ", "  /"))
+    for word in ("worst class", "mostly taken for", "red"):
+        assert word in " ".join(out.split())
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"result.json", "per-class.csv", "confusion.csv", "confusion.png"}
+    with open(tmp_path / "out" / "per-class.csv") as file:
+        assert next(csv.DictReader(file)) == {"class": "red", "images": "3", "right": "3", "top1": "1.0"}
+    with open(tmp_path / "out" / "confusion.csv") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows[1:]] == rows[0][1:] == ["red", "green", "blue"]
+    assert [row[1:] for row in rows[1:]] == [["3", "0", "0"], ["0", "3", "0"], ["0", "0", "3"]]
+    with Image.open(tmp_path / "out" / "confusion.png") as figure:
+        assert min(figure.size) > 300
+
+
+def test_odd_names_reach_every_output(monkeypatch, capsys, tmp_path):
+    """Markup, mathematics, line breaks and bytes that are no text."""
+    import os
+
+    names = ["[bold]a[red", "$x$ $", "two\nlines", os.fsdecode(b"\xe9t\xe9"), "été"]
+    for name in names:
+        write_image(tmp_path / "photos" / name / "0.png", size=(32, 32))
+    model = infsa.models.save_weights(small(num_classes=5), tmp_path / "model")
+    words = [model, "--data", f"folder:{tmp_path / 'photos'}", "--out", tmp_path / "out"]
+    code, out, err = evaluate(monkeypatch, capsys, *words)
+    assert (code, err) == (0, "")
+    assert "[bold]a[red" in out
+    assert (tmp_path / "out" / "confusion.png").stat().st_size > 0
+
+
+def test_a_model_is_measured_on_what_its_run_held_out(monkeypatch, capsys, tmp_path):
+    from tests.train.helpers import options
+
+    for label, colour in (("cat", "red"), ("dog", "blue")):
+        for index in range(10):
+            write_image(tmp_path / "photos" / label / f"{index}.png", colour, (32, 32))
+    words = [*options(data_options={}, batch_size=8, epochs=2), "--data", f"folder:{tmp_path / 'photos'}"]
+    assert run(monkeypatch, capsys, "train", *words, "--out", str(tmp_path / "run"))[0] == 0
+    model, counts = tmp_path / "run" / "model", {}
+    for split in ("none", "val", "train", "all"):
+        given = [] if split == "none" else ["--split", split]
+        _, out, err = evaluate(monkeypatch, capsys, model, *given, "--json")  # the data is that of the run
+        counts[split] = next(iter(json.loads(out)["results"].values()))["images"]
+        assert ("held out" in err) == (split == "none")
+    assert counts == {"none": 4, "val": 4, "train": 16, "all": 20}
+
+
+def test_a_shipped_model_asks_for_its_data(monkeypatch, capsys):
+    code, out, err = evaluate(monkeypatch, capsys, "infvit_linear_tiny")
+    assert (code, out) == (1, "")
+    assert "--data" in err

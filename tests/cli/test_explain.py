@@ -91,3 +91,20 @@ def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, caps
     assert code == expected
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("attention", ["softmax", "infsa_linear"])
+def test_a_resolution_that_does_not_fit_is_refused_with_one_that_does(
+    attention, monkeypatch, capsys, tmp_path, checkpoints
+):
+    import re
+
+    colours(32, 32).save(tmp_path / "a.png")
+    words = ["explain", str(tmp_path / "a.png"), "-c", checkpoints[attention], "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("infsa.evaluate.maps.available", lambda: 3 * 10**5)
+    code, _, err = run(monkeypatch, capsys, *words, "--resolution", "256")
+    assert (code, err.count("\n")) == (1, 1)
+    largest = int(re.search(r"a resolution of (\d+) fits", err)[1])
+    assert 8 <= largest < 256
+    assert run(monkeypatch, capsys, *words, "--resolution", str(largest))[0] == 0
+    assert run(monkeypatch, capsys, *words, "--resolution", str(largest + 16))[0] == 1

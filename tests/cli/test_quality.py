@@ -81,3 +81,18 @@ def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, caps
     assert code == expected
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_data_without_boxes_gives_no_empty_figure(monkeypatch, capsys, tmp_path, recwarn):
+    from tests.data.helpers import write_image
+
+    for name in ("cat", "dog"):
+        write_image(tmp_path / "val" / name / "0.png", size=(32, 32))
+    folder = infsa.models.save_weights(small(num_classes=2), tmp_path / "model")
+    words = ["-c", f"two-0={folder}", "--data", f"folder:{tmp_path}", "--levels", "2", "--device", "cpu"]
+    words += ["--all-images", "--min-probability", "0", "--out", str(tmp_path / "out")]
+    code, out, err = run(monkeypatch, capsys, "quality", *words)
+    assert (code, err) == (0, "")
+    assert "no boxes" in out
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"morf.png", "lerf.png", "summary.png"}
+    assert not [warning for warning in recwarn if "matplotlib" in str(warning.filename)]

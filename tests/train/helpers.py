@@ -170,6 +170,21 @@ def leading_command(*arguments):
     _command(*arguments)
 
 
+def endless_step(*arguments):
+    """``infsa ARGUMENTS``, whose fourth step waits for ever."""
+    from infsa.train import module
+
+    count = module.Classifier.count
+
+    def counted(self):
+        while self.step == 3:
+            signal.pause()
+        return count(self)
+
+    module.Classifier.count = counted
+    _command(*arguments)
+
+
 def _command(*arguments):
     from infsa.cli.app import main
 

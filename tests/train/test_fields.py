@@ -27,6 +27,7 @@ WEIGHTS = {  # fields that change the trained weights, one by one
 VALIDATION = {"val_data": "", "val_resize": 40, "ema": 0.5}  # fields that change what is validated alone
 SAME = {"workers": 1, "grad_checkpointing": True, "val_every": 2, "save_every": 1, "keep": 1, "log_every": 2}
 ELSEWHERE = {"data", "init", "size", "accumulate", "accelerator", "devices", "nodes", "strategy", "compile"}
+ELSEWHERE |= {"val_share"}
 
 
 def test_no_field_is_forgotten():

@@ -8,6 +8,7 @@ import timm
 import torch
 
 import infsa
+from infsa.cli.recipe_options import choose_recipe
 from infsa.evaluate import class_names, data_config, load_model
 from infsa.models import describe_data, save_weights
 from infsa.models.huggingface import InfViTForImageClassification
@@ -148,6 +149,19 @@ def test_a_run_learns_is_saved_with_its_view_and_goes_on_without_the_weights(sou
         path.unlink()
     again = train(tuned(photos, tmp_path / "weights"), tmp_path / "run", resume=True)
     assert again.result["history"] == done.result["history"]
+
+
+def test_a_run_and_its_model_belong_to_the_same_run(sources):
+    from infsa.evaluate.held_out import run_of
+
+    assert run_of(sources / "run") == run_of(sources / "run" / "model") == (sources / "run").resolve()
+
+
+@pytest.mark.parametrize("changes", [{"size": "32"}, {"epochs": "1"}, {}])
+def test_what_was_not_asked_for_gives_way_without_touching_what_weights_decide(changes):
+    recipe, _, _ = choose_recipe(None, None, [], [], {"init": "infvit_linear_tiny", **changes})
+    assert (recipe.val_resize, recipe.interpolation, recipe.loader) == (0, "", "resident")
+    assert completed(recipe).val_resize == int(changes.get("size", 64))
 
 
 def test_the_command(sources, photos, monkeypatch, capsys, tmp_path):

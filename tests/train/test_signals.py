@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 save the run and end it with code 0; it goes on at the same step."""
+"""SIGTERM and SIGUSR1 save the run and end it with code 0, Ctrl-C with 130; it goes on at the same step."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from tests.train.helpers import (
     STEPS,
     assert_same_run,
     command,
+    endless_step,
     final_state,
     finish,
     leading_command,
@@ -48,6 +49,29 @@ def test_a_signal_saves_and_ends_with_code_0(number, tmp_path):
     assert not (out / "result.json").exists()
     assert (tmp_path / "console.err").read_text() == ""
     assert "--resume" in (tmp_path / "console.out").read_text()
+
+
+def test_ctrl_c_saves_too_and_ends_with_code_130(tmp_path):
+    out = tmp_path / "run"
+    assert signalled(options(**LONG), out, signal.SIGINT, tmp_path / "console") == 130
+    assert len(list_checkpoints(out / "checkpoints")) == 1
+    assert "--resume" in (tmp_path / "console.out").read_text()
+    assert (tmp_path / "console.err").read_text() == "infsa: interrupted\n"
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    """The first one falls into a step that does not end."""
+    out = tmp_path / "run"
+    run = start(endless_step, "train", *options(**LONG), "--out", str(out), console=tmp_path / "console")
+    try:
+        wait_for(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").read_text().count("\n") >= 3)
+        os.kill(run.pid, signal.SIGINT)
+        wait_for(lambda: "Ctrl-C again" in (tmp_path / "console.out").read_text())
+        os.kill(run.pid, signal.SIGINT)
+        assert finish(run) == 130
+    finally:
+        run.kill()
+    assert list_checkpoints(out / "checkpoints") == []
 
 
 def test_stopped_and_resumed_is_the_uninterrupted_run(tmp_path):

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from .options import at_least
+from .options import at_least, print_table
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
 
 
@@ -44,9 +42,10 @@ def ablate(
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10
     """
     from ..report.ablation import COLUMNS, cell, draw_ablation
+    from ..report.quality_tables import Rows
     from ..train import PAPER_SWEEPS, Study, run_study
 
-    base = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
+    base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
     grids = [parse_grid(grid)] if grid else PAPER_SWEEPS
     try:
         study = Study(
@@ -56,6 +55,8 @@ def ablate(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(quiet=as_json)
+    for note in notes:
+        typer.echo(f"note: {note}", err=as_json)
     summary = run_study(study, out, tell=lambda line: console.print(line, highlight=False))
     if not summary:
         return
@@ -64,12 +65,9 @@ def ablate(
         typer.echo(json.dumps(summary, indent=2))
         return
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
-    table = Table(box=SIMPLE_HEAD, caption=f"mean ± deviation over {seeds} seeds", caption_justify="left")
-    for column in (*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)):
-        table.add_column(column, justify="right")
-    for row in summary["rows"]:
-        table.add_row(*(str(value) for value in row["point"].values()), *(cell(row, name) for name in names))
-    console.print(table)
+    columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
+    rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]
+    print_table(console, Rows(columns, rows), "Ablation", f"mean ± deviation over {seeds} seeds")
     for file in (out / "ablation.json", figure):
         console.print(f"  {file}", highlight=False, soft_wrap=True)
 

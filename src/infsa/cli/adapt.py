@@ -2,18 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from ..ops.validate import check_gamma
-from .options import at_least, chosen_device
+from .options import at_least, chosen_device, print_table
 from .parameters import check_seed, checked
 from .recipe_options import parse_pairs
+
+if TYPE_CHECKING:
+    from ..report.quality_tables import Rows
 
 
 def adapt(
@@ -52,6 +53,7 @@ def adapt(
     Example: infsa adapt timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
     """
     from ..convert import convert, open_model, save_converted
+    from ..data.paths import few
     from ..train.adapt import adapt as adapt_model
     from ..train.adaptation import Adaptation
 
@@ -84,22 +86,23 @@ def adapt(
     if as_json:
         typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
         return
-    console.print(stages_table(result))
+    print_table(console, stages_rows(result), "Stages")
+    if skipped := result["skipped"]:
+        console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)
     for name in ("model.safetensors", "result.json", "checkpoints"):
         console.print(f"  {out / name}", highlight=False, soft_wrap=True)
 
 
-def stages_table(result: dict[str, Any]) -> Table:
+def stages_rows(result: dict[str, Any]) -> "Rows":
     """Agreement and accuracy after every stage.
 
     Example:
-        >>> Console().print(stages_table(adapt(original, converted, plan, "runs/adapt")))
+        >>> print_table(Console(), stages_rows(adapt(original, converted, plan, "runs/adapt")), "Stages")
     """
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("after")
-    for column in ("agreement with the original", "top-1", "seconds so far"):
-        table.add_column(column, justify="right")
+    from ..report.quality_tables import Rows
+
+    rows = []
     for row in result["history"]:
         top1 = "" if row["top1"] is None else f"{row['top1']:.2%}"
-        table.add_row(row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}")
-    return table
+        rows.append([row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}"])
+    return Rows(["after", "agreement with the original", "top-1", "seconds so far"], rows)

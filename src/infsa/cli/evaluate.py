@@ -1,87 +1,147 @@
 """``infsa evaluate``: accuracy of a saved model on any data set."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
-from .options import at_least, chosen_device
+from .options import at_least, chosen_device, print_table
 
 if TYPE_CHECKING:
+    from ..data import ImageDataset
     from ..evaluate.accuracy import Accuracy
+    from ..models import InfViT
+    from ..report.quality_tables import Rows
 
+    Choose = Callable[[ImageDataset], ImageDataset]
+
+SHOWN = 20  # classes in the table; files hold all
 HEADLINE = "matched-frequency"  # the variant of ImageNet-V2 that is meant when none is named
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A saved folder, a .safetensors file, or a model with shipped weights.")],
-    data: Annotated[str, typer.Option(help="Data set, such as folder:PATH or imagenetv2:PATH.")] = "shapes",
-    split: Annotated[str | None, typer.Option(help="Split or variant; imagenetv2 without one: all three.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set, such as folder:PATH or imagenetv2:PATH.", show_default="its run's, or shapes"),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
+    ] = None,
     crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=at_least(1))] = 128,
     workers: Annotated[int, typer.Option(help="Processes that read images.", callback=at_least(0))] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for result.json, per-class.csv, confusion.csv and .png; NAME.json: the JSON alone."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure top-1, top-5, loss and per-class accuracy.
+    """Measure top-1, top-5, loss and per-class accuracy, and what is taken for what.
 
-    Example: infsa evaluate runs/photos/model --data folder:photos --split val --json
+    Classes are matched by their names. A model that was trained on the same folder is measured on the images that its
+    run held out.
+
+    Example: infsa evaluate runs/photos/model --data folder:photos --out runs/photos/evaluation
     """
-    from ..evaluate import class_names, load_model
+    from ..evaluate import load_model
     from ..evaluate.accuracy import evaluate_model
+    from ..files import write_json
     from ..provenance import provenance
+    from ..report.confusion import write_report
 
     place = chosen_device(device)
     network = load_model(model, place)
+    data = data or usual_data(model, network)
     console = Console(quiet=as_json)
     options: dict[str, Any] = {"crop_pct": crop_pct, "batch_size": batch_size, "workers": workers}
     results = {}
     for name in splits_of(data, split):
+        opened, choose, note = part_of(model, data, name)
+        if note:
+            typer.echo(f"note: {note}", err=as_json)
 
         def progress(batches: Any, name: str = name or "") -> Any:
             return track(batches, f"{data} {name}".strip(), console=console, disable=as_json, transient=True)
 
-        results[name or "data"] = evaluate_model(network, data, name, progress=progress, **options)
+        results[name or "data"] = evaluate_model(network, data, opened, progress=progress, choose=choose, **options)
     content: dict[str, Any] = {
         "model": Path(model).name,
         "data": f"{data.partition(':')[0]}:{Path(data.partition(':')[2]).name}".rstrip(":"),
         "results": {name: result.as_dict() for name, result in results.items()},
         "made_with": provenance(place),
     }
-    text = json.dumps(content, indent=2)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n", encoding="utf-8")
+    files = []
+    if out is not None and out.suffix == ".json":
+        files = [write_json(content, out)]
+    elif out is not None:
+        files = [write_json(content, out / "result.json")]
+        for name, result in results.items():
+            files += write_report(result, out, f"-{name}" if len(results) > 1 else "")
     for result in results.values():
-        if note := other_names(class_names(network), result.classes):
+        for note in (*result.notes, *([str(result.skipped)] if len(result.skipped) else [])):
             typer.echo(f"note: {note}", err=as_json)
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(content, indent=2))
         return
-    console.print(accuracy_table(results))
-    for result in results.values():
-        if len(result.skipped):
-            console.print(f"[yellow]note:[/] {result.skipped}")
+    print_table(console, accuracy_rows(results), "Accuracy")
+    for name, result in results.items():
+        print_table(console, *class_rows(result, name))
+    for file in files:
+        console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
 
 
-def other_names(model: list[str], data: list[str]) -> str:
-    """What to tell if the model's classes and those of the data set have no name in common.
+def usual_data(source: str, model: "InfViT") -> str:
+    """The data set that a model belongs to, where none is named: that of its run, or shapes.
 
     Example:
-        >>> other_names(["cat", "dog"], ["car", "bus"])
-        "the model knows 'cat', ... and the data 'car', ...: they have no class in common"
+        >>> usual_data("runs/photos/model", model)
+        'folder:photos'
     """
-    numbers = all(name.removeprefix("class ").isdigit() for name in model) or all(name.isdigit() for name in data)
-    if numbers or set(model) & set(data):
-        return ""
-    return f"the model knows {model[0]!r}, ... and the data {data[0]!r}, ...: they have no class in common"
+    from ..data import Shapes
+    from ..evaluate.held_out import run_of
+    from ..evaluate.matching import match_model
+    from ..files import read_json
+
+    run = run_of(source)
+    if run is not None:
+        return read_json(run / "recipe.json")["data"]
+    try:
+        fits = not match_model(model, Shapes(classes=model.num_classes).classes).notes
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{source} was not trained on shapes: name its images with --data, such as folder:PATH")
+    return "shapes"
+
+
+def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choose", str]:
+    """How to open a split: its name for the data set, which images to take, and what to say about it.
+
+    A folder without splits has those of the run that trained the model on it; ``all`` takes every image.
+
+    Example:
+        >>> part_of("runs/photos/model", "folder:photos", None)[2]
+        'the 120 images that the run held out; --split all takes every image'
+    """
+    from ..data.folders import without_splits
+    from ..evaluate.held_out import chosen, held_out_by
+
+    names = set(held_out_by(model, data)) if without_splits(data) else set()
+    if not without_splits(data) or (split not in (None, "all") and not names):
+        return split, lambda dataset: dataset, ""
+    if split == "all" or not names:
+        return None, lambda dataset: dataset, ""
+    if split not in (None, "val", "train"):
+        raise ValueError(f"the split of {data} must be val, train or all, got {split!r}")
+    note = "" if split else f"on the {len(names)} images that the run held out; --split all takes every image"
+    return None, lambda dataset: chosen(dataset, names, inside=split != "train"), note
 
 
 def splits_of(data: str, split: str | None) -> list[str | None]:
@@ -91,6 +151,8 @@ def splits_of(data: str, split: str | None) -> list[str | None]:
         >>> splits_of("shapes", None)
         ['val']
     """
+    from ..data.paths import split_folder
+
     kind, _, path = data.partition(":")
     if split is not None:
         return [split]
@@ -99,22 +161,36 @@ def splits_of(data: str, split: str | None) -> list[str | None]:
 
         there = [name for name, folder in IMAGENET_V2.items() if (Path(path) / folder).is_dir()]
         return sorted(there, key=lambda name: name != HEADLINE) or [None]
-    if kind == "folder" and not any((Path(path) / name).is_dir() for name in ("val", "validation")):
+    if kind == "folder" and split_folder(Path(path), "val") is None:
         return [None]
     return ["val"]
 
 
-def accuracy_table(results: "dict[str, Accuracy]") -> Table:
+def accuracy_rows(results: "dict[str, Accuracy]") -> "Rows":
     """One row per split, and the classes that fare worst and best."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("split")
-    for column in ("images", "top-1", "top-5", "loss", "worst class", "best class"):
-        table.add_column(column, justify="right")
+    from ..data.paths import shown
+    from ..report.quality_tables import Rows
+
+    rows = []
     for name, found in results.items():
         shares = {c: share for c, share in found.per_class.items() if share is not None}
         worst, best = min(shares, key=lambda c: shares[c]), max(shares, key=lambda c: shares[c])
-        table.add_row(
-            name, f"{found.images:,}", f"{found.top1:.2%}", f"{found.top5:.2%}", f"{found.loss:.4f}",
-            f"{escape(worst)} {shares[worst]:.0%}", f"{escape(best)} {shares[best]:.0%}",
-        )  # fmt: skip
-    return table
+        numbers = [f"{found.images:,}", f"{found.top1:.2%}", f"{found.top5:.2%}", f"{found.loss:.4f}"]
+        rows.append([name, *numbers, f"{shown(worst)} {shares[worst]:.0%}", f"{shown(best)} {shares[best]:.0%}"])
+    return Rows(["split", "images", "top-1", "top-5", "loss", "worst class", "best class"], rows)
+
+
+def class_rows(found: "Accuracy", split: str) -> "tuple[Rows, str]":
+    """A row per class that has images, the worst first, and what it is mostly taken for; and a title."""
+    from ..data.paths import shown
+    from ..report.quality_tables import Rows
+
+    names, rows = found.unique_classes, []
+    for index in [i for i, count in enumerate(found.counts) if count]:
+        wrong = [0 if other == index else count for other, count in enumerate(found.confusion[index])]
+        mostly = f"{shown(names[wrong.index(max(wrong))])} ({max(wrong)})" if any(wrong) else ""
+        share = found.hits[index] / found.counts[index]
+        rows.append((share, [shown(names[index]), f"{found.counts[index]:,}", f"{share:.1%}", mostly]))
+    rows.sort(key=lambda row: row[0])
+    title = f"Classes of {split}" + (f", the {SHOWN} worst of {len(rows)}" if len(rows) > SHOWN else "")
+    return Rows(["class", "images", "top-1", "mostly taken for"], [row for _, row in rows[:SHOWN]]), title

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
-from .options import chosen_device
+from .options import chosen_device, print_table
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
@@ -130,13 +128,16 @@ def _explain_file(
 
 
 def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
-    table = Table(title="What the models see", title_justify="left")
-    for column in ("image", "model", "patches", "first guess", "second guess"):
-        table.add_column(column)
+    from ..data.paths import shown
+    from ..report.quality_tables import Rows
+
+    rows = []
     for record in done:
-        guesses = [f"{escape(guess['class'])} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
+        guesses = [f"{shown(guess['class'])} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
         guesses += [""] * (2 - len(guesses))
-        rows, columns = record["grid"]
-        table.add_row(Path(record["image"]).name, record["model"], f"{rows} × {columns}", *guesses)
-    console.print(table)
-    console.print(f"Panels, overlays and arrays are in {out}", highlight=False, soft_wrap=True)
+        height, width = record["grid"]
+        rows.append([shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses])
+    print_table(
+        console, Rows(["image", "model", "patches", "first guess", "second guess"], rows), "What the models see"
+    )
+    console.print(f"Panels, overlays and arrays are in {out}", highlight=False, markup=False, soft_wrap=True)

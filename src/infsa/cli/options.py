@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from .parameters import checked
 
@@ -70,6 +71,25 @@ def progress_report(console: Console) -> Iterator["Report"]:
         yield report
 
 
+def print_table(console: Console, rows: "Rows", title: str, caption: str = "", names: bool = False) -> None:
+    """Print a table, or a line per cell under each row's name where the table is wider than the terminal.
+
+    Example:
+        >>> print_table(Console(), Rows(["model", "top-1"], [["softmax", "84 %"]]), "Accuracy")
+    """
+    table = table_of(rows, title, caption, names)
+    if console.measure(table, options=console.options.update(max_width=10**4)).maximum <= console.width:
+        console.print(table)
+        return
+    console.print(title, style="italic", markup=False, highlight=False)
+    for first, *cells in rows.rows:
+        console.print(f"{rows.columns[0]} {first}", markup=False, highlight=False)
+        for column, cell in zip(rows.columns[1:], cells, strict=True):
+            console.print(f"  {column}: {cell}", markup=False, highlight=False)
+    if caption:
+        console.print(caption, style="dim", markup=False, highlight=False)
+
+
 def table_of(rows: "Rows", title: str, caption: str = "", names: bool = False) -> Table:
     """Rows of words as a table for the terminal; ``names``: the first column is to be copied, and not broken.
 
@@ -81,5 +101,5 @@ def table_of(rows: "Rows", title: str, caption: str = "", names: bool = False) -
         whole = names and index == 0
         table.add_column(column, justify="left" if index < 2 else "right", overflow="fold", no_wrap=whole)
     for row in rows.rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table

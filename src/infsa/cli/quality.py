@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import at_least, chosen_device, progress_report, table_of
+from .options import at_least, chosen_device, print_table, progress_report
 from .parameters import check_seed, checked
 
 
@@ -52,7 +52,7 @@ def quality(
     from ..evaluate import Boxes, Removal, Subject, study_quality
     from ..evaluate.summary import NORMALISATIONS
     from ..files import write_json
-    from ..report.quality_figures import draw_quality
+    from ..report.quality_figures import draw_quality, has_boxes
     from ..report.quality_tables import box_table, caption, removal_table
 
     chosen = tuple(methods or ["last"])
@@ -90,7 +90,10 @@ def quality(
         return
     for removal in removals:
         title = f"Removing patches, fill: {removal.fill}"
-        console.print(table_of(removal_table(summary, removal.fill), title, caption(summary["config"])))
-    for rule, title in (("centre", "centre of the patch inside"), ("area", "half of the patch covered")):
-        console.print(table_of(box_table(summary, rule), f"Patches and boxes: {title}"))
+        print_table(console, removal_table(summary, removal.fill), title, caption(summary["config"]))
+    rules = {"centre": "centre of the patch inside", "area": "half of the patch covered"} if has_boxes(summary) else {}
+    for rule, title in rules.items():
+        print_table(console, box_table(summary, rule), f"Patches and boxes: {title}")
+    if not rules:
+        console.print("The data has no boxes to compare the maps with.", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)

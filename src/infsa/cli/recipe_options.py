@@ -72,6 +72,42 @@ def sections() -> dict[str, str]:
     return panels
 
 
+def default_of(name: str) -> str:
+    """What a field is without the option: one value, or that of every recipe where they differ.
+
+    Example:
+        >>> default_of("batch_size")
+        'paper 64, deit 1024, tiny 64'
+    """
+    values = {recipe: _written(getattr(fields, name)) for recipe, fields in RECIPES.items()}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+
+
+def format_of(kind: Any) -> str | None:
+    """How an option is written: its choices, or a list of numbers; None where its type says it.
+
+    Example:
+        >>> format_of(Literal["workers", "resident"])
+        'workers|resident'
+    """
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(typing.get_args(kind))
+    return "X,Y,..." if typing.get_origin(kind) is tuple else None
+
+
+def _written(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(_written, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) or "none"
+
+
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes ``changes`` one option per field of the recipe instead.
 
@@ -88,8 +124,9 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         kind = hints[field.name]
         option = typer.Option(
-            help=help_texts[field.name] or None, rich_help_panel=panels[field.name], show_default=False
-        )
+            help=help_texts[field.name] or None, rich_help_panel=panels[field.name],
+            show_default=default_of(field.name), metavar=format_of(kind),
+        )  # fmt: skip
         shown: Any = kind if kind in (int, float, bool) else str
         annotation = Annotated[shown | None, option]
         extra.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -107,22 +144,29 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def choose_recipe(
     name: str | None, config: Path | None, model_option: list[str], data_option: list[str], changes: dict[str, Any]
-) -> Recipe:
-    """A named recipe, changed by a file and then by options; a wrong field is wrong usage.
+) -> tuple[Recipe, list[str], set[str]]:
+    """A named recipe, changed by a file, by options and by what follows from both; a wrong field is wrong usage.
+
+    Returns:
+        The recipe; a line for each field that gave way to others; the fields that were asked for.
 
     Without a name it is ``finetune`` where there are weights to start from, and ``tiny`` otherwise.
 
     Example:
-        >>> choose_recipe("tiny", None, ["depth=4"], [], {"lr": 1e-4})
+        >>> recipe, notes, asked = choose_recipe("tiny", None, ["depth=4"], [], {"epochs": 1})
     """
+    from ..train.fitting import fitted
+
     if name is not None and name not in RECIPES:
         raise typer.BadParameter(f"unknown recipe {name!r}; known are {', '.join(RECIPES)}")
     try:
         fields = read_recipe(config) if config else {}
         name = name or ("finetune" if changes.get("init", fields.get("init")) else "tiny")
-        return amended(RECIPES[name].override(fields), model_option, data_option, changes)
+        recipe = amended(RECIPES[name].override(fields), model_option, data_option, changes)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    asked = {*fields, *changes}
+    return *fitted(recipe, RECIPES[name], asked), asked
 
 
 def amended(recipe: Recipe, model_option: list[str], data_option: list[str], changes: dict[str, Any]) -> Recipe:

@@ -1,6 +1,7 @@
 """``infsa train``: from a data set to a trained, validated, resumable model."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from .recipe_options import amended, choose_recipe, with_recipe_options
 
+INTERRUPTED = 130  # exit code after Ctrl-C
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -22,6 +24,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest whole checkpoint in --out.")] = False,
+    accept_new_data: Annotated[
+        bool, typer.Option("--accept-new-data", help="With --resume: go on although the images have changed.")
+    ] = False,
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -30,8 +35,9 @@ def train(
 ) -> None:
     """Fine-tune a model from --init, or train one anew, and validate it; without arguments, on generated shapes.
 
-    The folder receives the resolved recipe, a log, TensorBoard events, checkpoints, the curve and the model. SIGTERM
-    saves and stops; --resume goes on at that step.
+    A folder with a subfolder per class is enough. The run's folder receives the resolved recipe, a log, TensorBoard
+    events, checkpoints, the curve and the model. Ctrl-C and SIGTERM save and stop; --resume goes on at that step, with
+    a larger --epochs beyond the end. What is not asked for gives way: a note says what was changed to fit.
 
     Example: infsa train --data folder:photos --init infvit_linear_tiny --out runs/photos
     """
@@ -40,6 +46,7 @@ def train(
     from ..train import train as train_recipe
 
     pairs = model_option or [], data_option or []
+    notes, asked = list[str](), set[str]()
     if resume:
         if recipe is not None or config is not None:
             raise typer.BadParameter("--resume goes on with the recipe of the run: leave --recipe and --config out")
@@ -50,40 +57,44 @@ def train(
             chosen = amended(Recipe().override(read_recipe(saved)), *pairs, changes)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
+    elif accept_new_data:
+        raise typer.BadParameter("--accept-new-data is for --resume: a new run takes the images that are there")
     else:
-        chosen = choose_recipe(recipe, config, *pairs, changes)
+        chosen, notes, asked = choose_recipe(recipe, config, *pairs, changes)
     console = Console(quiet=as_json)
     with Monitor(console, chosen.epochs) as monitor:
-        run = train_recipe(chosen, out, resume=resume, watch=monitor)
+        for note in notes:
+            monitor({"kind": "note", "text": note})
+        fit = not resume and "batch_size" not in asked
+        run = train_recipe(chosen, out, resume, monitor, accept_new_data=accept_new_data, fit_batch=fit)
     if not run.main:
         return
-    for note in run.notes:
-        typer.echo(f"note: {note}", err=as_json)
-    if run.stopped and as_json:
-        typer.echo(json.dumps({"stopped": True, "out": str(out)}))
     if run.stopped:
-        console.print(f"Stopped and saved. Go on with: infsa train --resume --out {out}", soft_wrap=True)
-        return
+        if as_json:
+            typer.echo(json.dumps({"stopped": True, "out": str(out)}))
+        console.print(f"Stopped and saved. Go on with: infsa train --resume --out {out}", markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED if run.signal == signal.SIGINT else 0)
     curve = draw_curve(out)
     if as_json:
         typer.echo(json.dumps({**run.result, "files": [str(curve), str(out / "model")]}, indent=2))
         return
     console.print(result_table(run.result))
     for name in ("model", "curve.png", "result.json", "log.jsonl", "checkpoints"):
-        console.print(f"  {out / name}", highlight=False, soft_wrap=True)
+        console.print(f"  {out / name}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Monitor:
-    """The progress bar of a run, and a line per validation."""
+    """The progress bar of a run, a line per validation, and notes."""
 
     def __init__(self, console: Console, epochs: int) -> None:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[speed]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
         self.console, self.epochs = console, epochs
-        self.progress = Progress(*columns, console=console, disable=console.quiet)
+        self.progress = Progress(*columns, console=console, disable=console.quiet, expand=True)
         self.task = self.progress.add_task("reading the data", total=None, speed="")
+        self.told = ""  # what the bar says of the training
 
     def __enter__(self) -> "Monitor":
         self.progress.start()
@@ -93,24 +104,44 @@ class Monitor:
         self.progress.stop()
 
     def __call__(self, row: dict[str, Any]) -> None:
-        """Show a line of the log."""
-        if row["kind"] == "note":
-            self.console.print(row["text"], highlight=False, soft_wrap=True)
-            if self.console.quiet:
-                typer.echo(row["text"], err=True)
-        elif row["kind"] == "start":
+        """Show what happens: a line of the log, a note, or how far the run is."""
+        kind = row["kind"]
+        if kind == "note":
+            self.say(f"note: {row['text']}")
+        elif kind == "stopping":
+            self.say("Stopping: this step is finished and saved first; Ctrl-C again ends at once.")
+        elif kind == "reading":
+            self.progress.update(self.task, completed=row["done"], total=row["total"])
+        elif kind == "start":
             self.progress.reset(self.task, total=row["total"], completed=row["step"], description="training", speed="")
             self.progress.update(self.task, completed=row["step"])
-        elif row["kind"] == "train":
-            text = f"epoch {row['epoch']:.1f} of {self.epochs}, loss {row['loss']:.3f}"
+        elif kind == "step":
+            self.progress.update(self.task, completed=row["step"], description=self.text(row["epoch"]))
+        elif kind == "validating":
+            self.progress.update(self.task, description=f"validating {row['done']} of {row['total']}")
+        elif kind == "train":
+            self.told = f", loss {row['loss']:.3f}"
             speed = f"{row['images_per_s']:,.0f} images/s"
+            text = self.text(row["epoch"])
             self.progress.update(self.task, completed=row["step"], description=text, speed=speed)
         else:
+            self.progress.update(self.task, description=self.text(row["epoch"]))
             self.console.print(
                 f"epoch {row['epoch']:>5.0f}   top-1 {row['top1']:7.2%}   top-5 {row['top5']:7.2%}   "
                 f"validation loss {row['val_loss']:.3f}",
                 highlight=False,
             )
+
+    def text(self, epoch: float) -> str:
+        """What the bar says of the training."""
+        return f"epoch {epoch:.1f} of {self.epochs}{self.told}"
+
+    def say(self, line: str) -> None:
+        """A line above the bar, or on standard error where standard output is for JSON."""
+        if self.console.quiet:
+            typer.echo(line, err=True)
+        else:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def result_table(result: dict[str, Any]) -> Table:
@@ -119,6 +150,9 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_row("top-1", f"{result['top1']:.2%}")
     table.add_row("top-5", f"{result['top5']:.2%}")
+    best = result["best"]
+    if best["top1"] > result["top1"]:
+        table.add_row("best top-1", f"{best['top1']:.2%} at epoch {best['epoch']:.0f}, checkpoints/best")
     table.add_row("validation loss", f"{result['val_loss']:.4f}")
     table.add_row("curve", sparkline([row["top1"] for row in result["history"]]))
     table.add_row("parameters", f"{result['parameters']:,}")

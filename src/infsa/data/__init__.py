@@ -6,6 +6,7 @@ from .decode import UnreadableImage, decode
 from .folders import ImageFiles, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
 from .keys import keyed_generator
+from .parts import Part, hold_out
 from .randaugment import rand_augment
 from .registry import open_dataset
 from .sample import ImageDataset, Sample
@@ -27,6 +28,7 @@ __all__ = [
     "ImageFolder",
     "ImageNetV2",
     "NpzShard",
+    "Part",
     "Sample",
     "Shapes",
     "SkipLog",
@@ -42,6 +44,7 @@ __all__ = [
     "boxes",
     "collate",
     "decode",
+    "hold_out",
     "keyed_generator",
     "open_dataset",
     "open_hugging_face",

@@ -1,17 +1,25 @@
 """Images in folders: one folder per class, ImageNet-V2, and Tiny-ImageNet."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from timm.data.readers import create_reader
-from timm.data.readers.img_extensions import get_img_extensions
-from timm.utils.misc import natural_key
 
 from .annotations import Annotations, Boxed, read_tiny_imagenet
 from .decode import MAX_PIXELS
-from .paths import Names, check_split, class_folders, existing_file, existing_folder, split_folder, split_names
+from .paths import (
+    ALIASES,
+    Names,
+    check_split,
+    class_folders,
+    existing_file,
+    existing_folder,
+    images_below,
+    in_order,
+    is_image,
+    readable_kind,
+    split_folder,
+    split_names,
+)
 from .skipping import SkipLog, SkippingDataset, numbered
 
 IMAGENET_V2 = {
@@ -32,6 +40,7 @@ class ImageFiles(SkippingDataset):
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
         every_class: whether a class without an image is refused.
+        left_out: files beside the images that are none, relative to ``root``.
 
     Example:
         >>> ImageFiles("photos", [("photos/a.jpg", 0)], classes=["cat"])[0].name
@@ -47,12 +56,13 @@ class ImageFiles(SkippingDataset):
         max_pixels: int = MAX_PIXELS,
         skipped: SkipLog | None = None,
         every_class: bool = False,
+        left_out: Sequence[str] = (),
     ) -> None:
         files = list(files)
         super().__init__(
             str(root), [label for _, label in files], classes, every_class, annotations, max_pixels, skipped
         )
-        self.root = Path(root)
+        self.root, self.left_out = Path(root), list(left_out)
         self.names = Names(Path(os.path.relpath(path, root)).as_posix() for path, _ in files)
 
     def name(self, index: int) -> str:
@@ -63,15 +73,23 @@ class ImageFiles(SkippingDataset):
         """The path of an image."""
         return os.path.join(self.root, self.names[index])
 
+    def size(self, index: int) -> int:
+        """The bytes of a file; 0 if it is gone."""
+        try:
+            return os.stat(self.source(index)).st_size
+        except OSError:
+            return 0
+
 
 class ImageFolder(ImageFiles):
-    """One folder per class, read through timm; classes are in timm's order, where 2 comes before 10.
+    """One folder per class, with images in any format that Pillow reads; classes are ordered with 2 before 10.
 
     A validation split takes its classes from the training folder beside it, so that a class without validation images
-    does not shift the labels of the others.
+    does not shift the labels of the others. Hidden files are passed over; other files that are not images are listed
+    in ``left_out``. Images deeper inside a class folder are refused.
 
     Example:
-        >>> folder = ImageFolder("photos", split="val")  # photos/val/cat/1.jpg, photos/val/dog/7.png, …
+        >>> folder = ImageFolder("photos", split="val")  # photos/val/cat/1.jpg, photos/val/dog/7.webp, …
         >>> folder.classes
         ['cat', 'dog']
     """
@@ -91,17 +109,59 @@ class ImageFolder(ImageFiles):
             raise FileNotFoundError(f"no folder {names} in {root}; leave the split out to read {root} itself")
         training = None if split in (None, "train") else split_folder(root, "train")
         found = [path.name for path in class_folders(folder, empty=training is not None)]
-        labels = None
+        if set(found) <= {name for names in ALIASES.values() for name in names}:
+            flat = any(map(is_image, os.listdir(folder / found[0])))
+            raise ValueError(
+                f"{folder / found[0]} must hold a folder per class, got images"
+                if flat
+                else f"{folder} holds the splits {', '.join(found)}: name one of them"
+            )
+        classes = in_order(found)
         if training is not None:
-            classes = sorted((path.name for path in class_folders(training, empty=True)), key=natural_key)
+            classes = in_order(path.name for path in class_folders(training, empty=True))
             numbered(found, classes, str(folder))
-            labels = {name: label for label, name in enumerate(classes)}
-        reader = _timm_reader(folder, labels)
-        nested = sorted(set(reader.class_to_idx) - set(found)) if labels is None else []
-        if nested:
-            raise ValueError(f"images must lie in folders directly inside {folder}, got some in {nested[0]!r}")
-        classes = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
-        super().__init__(folder, reader.samples, classes, annotations, max_pixels, skipped)
+        files, left_out = scan_classes(folder, {name: label for label, name in enumerate(classes)})
+        super().__init__(folder, files, classes, annotations, max_pixels, skipped, left_out=left_out)
+
+
+def scan_classes(folder: Path, labels: dict[str, int]) -> tuple[list[tuple[str, int]], list[str]]:
+    """The images of class folders with their labels, in order, and the names of the files that are no images.
+
+    Example:
+        >>> files, left_out = scan_classes(Path("photos"), {"cat": 0, "dog": 1})
+    """
+    found, left_out = dict[str, int](), list[str]()
+    for place in _visible(folder):
+        if not place.is_dir():
+            left_out.append(place.name)
+            continue
+        for entry in _visible(place.path):
+            name = f"{place.name}/{entry.name}"
+            if is_image(entry.name) and readable_kind(entry):
+                found[name] = labels[place.name]
+            elif entry.is_dir() and next(images_below(Path(entry.path)), None) is not None:
+                raise ValueError(
+                    f"images must lie in folders directly inside {folder}, got some in {entry.name!r} ({entry.path})"
+                )
+            else:
+                left_out.append(name)
+    return [(os.path.join(folder, name), found[name]) for name in in_order(found)], in_order(left_out)
+
+
+def _visible(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    return (entry for entry in os.scandir(folder) if not entry.name.startswith("."))
+
+
+def without_splits(data: str) -> bool:
+    """Whether a data set is a folder with neither a training nor a validation folder inside.
+
+    Example:
+        >>> without_splits("folder:photos")
+        True
+    """
+    kind, _, path = data.partition(":")
+    root = Path(path)
+    return kind == "folder" and root.is_dir() and not (split_folder(root, "train") or split_folder(root, "val"))
 
 
 class ImageNetV2(ImageFiles):
@@ -134,8 +194,9 @@ class ImageNetV2(ImageFiles):
         for name in names:
             if not (name.isascii() and name.isdigit() and int(name) < 1000):
                 raise ValueError(f"ImageNet-V2 folders are called 0 to 999, got {name!r} in {root}")
-        reader = _timm_reader(root, {name: int(name) for name in names})
-        super().__init__(root, reader.samples, [str(label) for label in range(1000)], None, max_pixels, skipped)
+        files, left_out = scan_classes(root, {name: int(name) for name in names})
+        classes = [str(label) for label in range(1000)]
+        super().__init__(root, files, classes, None, max_pixels, skipped, left_out=left_out)
 
 
 class TinyImageNet(ImageFiles):
@@ -173,10 +234,3 @@ class TinyImageNet(ImageFiles):
             labels = numbered([annotations[name][1][0] for name in names], classes, str(table))
             files = [(root / "val" / "images" / name, label) for name, label in zip(names, labels, strict=True)]
         super().__init__(root, files, classes, annotations, max_pixels, skipped, every_class=split == "train")
-
-
-def _timm_reader(root: Path, labels: dict[str, int] | None = None) -> Any:
-    try:
-        return create_reader("folder", root=str(root), class_map=labels)
-    except RuntimeError as error:  # no images at all
-        raise ValueError(f"no images in {root}; accepted are {', '.join(get_img_extensions())}") from error

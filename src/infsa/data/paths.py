@@ -1,13 +1,16 @@
 """Where files are: folders that must exist, what a split may be called, and many names in little memory."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
-from timm.data.readers.img_extensions import get_img_extensions
+from PIL import Image
+from timm.utils.misc import natural_key
 
+RECOGNISED_ONLY = {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}  # formats that Pillow names without decoding their pixels
 ALIASES = {"train": ("train", "training"), "val": ("val", "validation", "valid", "dev", "test")}  # first found wins
 
 
@@ -59,13 +62,14 @@ def check_split(split: str) -> None:
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """The folder of a split inside ``root``, or None.
+    """The folder of a split inside ``root``, or None; one that holds images itself is a class of that name.
 
     Example:
         >>> split_folder(Path("photos"), "val")
         PosixPath('photos/validation')
     """
-    return next((root / name for name in split_names(split) if (root / name).is_dir()), None)
+    folders = (root / name for name in split_names(split))
+    return next((path for path in folders if path.is_dir() and not any(map(is_image, os.listdir(path)))), None)
 
 
 def existing_folder(path: str | Path) -> Path:
@@ -103,16 +107,81 @@ def class_folders(root: Path, empty: bool = False) -> list[Path]:
     if not folders:
         raise ValueError(f"no class folders in {root}")
     for folder in folders:
-        if not empty and not any(is_image(path.name) for path in folder.rglob("*")):
+        if not empty and next(images_below(folder), None) is None:
             raise ValueError(f"class folder {folder} holds no images")
     return folders
 
 
-def is_image(name: str) -> bool:
-    """Whether a file is called like an image that timm reads.
+@cache
+def image_endings() -> frozenset[str]:
+    """How the names of files end that Pillow reads, in lower case.
 
     Example:
-        >>> is_image("n01440764_18.JPEG")
+        >>> {".jpg", ".webp", ".tif"} <= image_endings()
         True
     """
-    return os.path.splitext(name)[1].lower() in get_img_extensions(as_set=True)
+    Image.init()
+    kinds = Image.OPEN.keys() - RECOGNISED_ONLY
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in kinds)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is called like an image that Pillow reads; hidden files are not.
+
+    Example:
+        >>> is_image("n01440764_18.JPEG"), is_image("._1.jpg")
+        (True, False)
+    """
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in image_endings()
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names as people count, 2 before 10; those that differ in case alone in text order.
+
+    Example:
+        >>> in_order(["10", "2", "b", "A"])
+        ['2', '10', 'A', 'b']
+    """
+    return sorted(names, key=lambda name: (natural_key(name), name))
+
+
+def images_below(folder: Path) -> Iterator[Path]:
+    """The images in a folder and in the folders inside it, hidden ones and linked folders left out.
+
+    Example:
+        >>> sorted(images_below(Path("photos")))
+    """
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in files if is_image(name) and readable_kind(Path(place, name)))
+
+
+def readable_kind(path: Any) -> bool:
+    """Whether a path or entry is a file or a link, even a broken one, and not a pipe, which would never end.
+
+    Example:
+        >>> readable_kind(Path("photos/1.jpg"))
+        True
+    """
+    return path.is_file() or (path.is_symlink() and not path.is_dir())
+
+
+def shown(name: str) -> str:
+    """A name as one printable line: control characters, and bytes that are not text, are escaped.
+
+    Example:
+        >>> print(shown("two\\nlines"))
+        two\\nlines
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def few(names: Sequence[str], limit: int = 3) -> str:
+    """The first few of many names, and how many more there are.
+
+    Example:
+        >>> few(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(shown, names[:limit])) + more

@@ -5,14 +5,14 @@ hash of (seed, epoch, index), computed alike on every device.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
+from .loading import Batches
 from .sample import ImageDataset
 from .transforms import ValTransform, check_view
 from .views import Views, collate
@@ -160,7 +160,11 @@ class ResidentViews:
 
 
 def load_resident(
-    dataset: ImageDataset, size: int, workers: int = 0, interpolation: str = "bicubic"
+    dataset: ImageDataset,
+    size: int,
+    workers: int = 0,
+    interpolation: str = "bicubic",
+    tell: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Decode a whole data set to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop.
 
@@ -171,8 +175,10 @@ def load_resident(
     images = torch.empty(len(plain), 3, size, size, dtype=torch.uint8)
     labels = torch.empty(len(plain), dtype=torch.int64)
     place = 0
-    for batch in DataLoader(plain, batch_size=256, num_workers=workers, collate_fn=collate):
+    for batch in Batches(plain, workers, batch_size=64, collate_fn=collate):
         rows = slice(place, place + len(batch.labels))
         images[rows], labels[rows] = (batch.images * 255).round().to(torch.uint8), batch.labels
         place = rows.stop
+        if tell is not None:
+            tell(place)
     return images, labels

@@ -11,6 +11,7 @@ from PIL import Image
 
 from .annotations import Annotations
 from .decode import MAX_PIXELS, UnreadableImage, decode
+from .paths import few
 from .sample import BoxArray, Sample
 
 
@@ -42,6 +43,7 @@ class SkipLog:
             return
         self.reasons[name] = reason
         if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.file, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"name": name, "reason": reason}) + "\n")
 
@@ -68,8 +70,8 @@ class SkipLog:
         return len(self.reasons)
 
     def __str__(self) -> str:
-        shown = ", ".join(self.names[:3]) + (f" and {len(self) - 3} more" if len(self) > 3 else "")
-        return f"{len(self)} image{'' if len(self) == 1 else 's'} skipped" + (f": {shown}" if len(self) else "")
+        count = f"{len(self)} image{'' if len(self) == 1 else 's'} skipped"
+        return f"{count}: {few(self.names)}" if len(self) else count
 
 
 class SkippingDataset(ABC):
@@ -106,6 +108,7 @@ class SkippingDataset(ABC):
         self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
         self.annotations, self.max_pixels = {} if annotations is None else annotations, max_pixels
         self.skipped = SkipLog() if skipped is None else skipped
+        self.left_out: Sequence[str] = ()  # files that are no images
         if not len(self.labels):
             raise ValueError(f"no images in {origin}")
         wrong = self.labels[(self.labels < 0) | (self.labels >= len(self.classes))]
@@ -126,6 +129,10 @@ class SkippingDataset(ABC):
     @abstractmethod
     def source(self, index: int) -> bytes | str | Image.Image:
         """The bytes, the path or the opened image of sample ``index``, or :class:`UnreadableImage`."""
+
+    def size(self, index: int) -> int:
+        """The bytes of sample ``index`` where that is known without reading it, otherwise 0."""
+        return 0
 
     def boxes_of(self, index: int) -> BoxArray:
         """The boxes of sample ``index``, (n, 4)."""
@@ -168,3 +175,15 @@ def numbered(names: Sequence[str], classes: Sequence[str], origin: str) -> list[
     if unknown:
         raise ValueError(f"{origin}: {unknown[0]!r} is not among the {len(classes)} classes of the training images")
     return [labels[name] for name in names]
+
+
+def left_out_note(dataset: object) -> str:
+    """One line about the files of a data set that are no images; empty if there are none.
+
+    Example:
+        >>> left_out_note(ImageFolder("photos"))
+        '2 files left out, in no format that Pillow reads: cat/notes.txt, dog/film.mp4'
+    """
+    names: Sequence[str] = getattr(dataset, "left_out", ())
+    files = "1 file" if len(names) == 1 else f"{len(names)} files"
+    return f"{files} left out, in no format that Pillow reads: {few(names)}" if names else ""

@@ -53,6 +53,11 @@ class NpzShard(SkippingDataset):
         """The shard and the row of an image."""
         return f"{self.path.name}/{self.rows[index]}"
 
+    def size(self, index: int) -> int:
+        """The number of bytes of one JPEG."""
+        row = self.rows[index]
+        return int(self.offset[row + 1] - self.offset[row])
+
     def source(self, index: int) -> bytes:
         """The bytes of one JPEG."""
         row = self.rows[index]

@@ -93,6 +93,10 @@ class TarImages(SkippingDataset):
         """The tar and the name of an image in it."""
         return f"{Path(self.tars[self.which[index]]).name}/{self.names[index]}"
 
+    def size(self, index: int) -> int:
+        """The number of bytes of one image."""
+        return int(self.places[index, 1])
+
     def source(self, index: int) -> bytes:
         """The bytes of one image."""
         offset, size = self.places[index].tolist()

@@ -1,6 +1,5 @@
 """Accuracy and loss of a classifier over a data set, on one process or many."""
 
-import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -8,17 +7,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
-from ..data import ImageDataset, SkipLog, ValTransform, Views, collate, open_dataset, transform_for
+from ..data import (
+    ImageDataset,
+    Part,
+    SkipLog,
+    SkippingDataset,
+    ValTransform,
+    Views,
+    collate,
+    open_dataset,
+    transform_for,
+)
+from ..data.loading import Batches
+from ..data.skipping import left_out_note
 from ..models import InfViT
+from .matching import UNKNOWN, Match, match_model
 from .subjects import data_config
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is SLURM's notice of a time limit
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,13 @@ class Accuracy:
     hits: list[int]  # per class, right at first guess
     counts: list[int]  # per class
     skipped: SkipLog = field(default_factory=SkipLog)  # images that could not be read
+    confusion: list[list[int]] = field(default_factory=list)  # images of each class taken for each, if asked for
+    notes: list[str] = field(default_factory=list)  # about the data: classes that do not match, files left out
+
+    @property
+    def unique_classes(self) -> list[str]:
+        """The names of the classes, no two the same."""
+        return unique_names(self.classes)
 
     @property
     def per_class(self) -> dict[str, float | None]:
@@ -47,7 +65,7 @@ class Accuracy:
             >>> min(result.per_class, key=result.per_class.get)
         """
         shares = [hit / count if count else None for hit, count in zip(self.hits, self.counts, strict=True)]
-        return dict(zip(unique_names(self.classes), shares, strict=True))
+        return dict(zip(self.unique_classes, shares, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON.
@@ -63,6 +81,7 @@ class Accuracy:
             "mean_per_class": statistics.fmean([share for share in self.per_class.values() if share is not None]),
             "per_class": self.per_class,
             "skipped": self.skipped.names,
+            "notes": self.notes,
         }
 
 
@@ -83,7 +102,7 @@ def validation_loader(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
-) -> DataLoader[Any]:
+) -> Batches:
     """Batches of every ``world``-th image from ``rank`` on: together the ranks see each image once.
 
     Example:
@@ -92,18 +111,7 @@ def validation_loader(
     views: Any = Views(dataset, transform)
     if world > 1:
         views = Subset(views, range(rank, len(views), world))
-    init = outlive_signals if workers else None
-    return DataLoader(views, batch_size=batch_size, num_workers=workers, collate_fn=collate, worker_init_fn=init)
-
-
-def outlive_signals(worker: int) -> None:
-    """Make a reading process ignore requests to stop: they are for the one that trains, which needs its last batch.
-
-    Example:
-        >>> DataLoader(views, num_workers=2, worker_init_fn=outlive_signals)
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    return Batches(views, workers, batch_size=batch_size, collate_fn=collate)
 
 
 @torch.no_grad()
@@ -114,13 +122,15 @@ def measure_accuracy(
     device: torch.device | str = "cpu",
     rounds: int | None = None,
     blank: Tensor | None = None,
+    confusion: bool = False,
 ) -> Accuracy:
     """Top-1, top-5, cross entropy and per-class accuracy of a model over batches that start with images and labels.
 
     With an initialised process group every rank brings its own batches and all get the joint result; ``rounds`` is
     then the number of forward passes that each must make (sharded models need equal numbers), the missing ones being
     made on the last images again, or on ``blank`` if there were none; these do not count. Where batches bring names, a
-    name counts once: the stand-in of an image that could not be read does not.
+    name counts once: the stand-in of an image that could not be read does not. ``confusion`` also counts what is taken
+    for what.
 
     Example:
         >>> result = measure_accuracy(model.eval(), loader, dataset.classes)
@@ -128,6 +138,7 @@ def measure_accuracy(
     """
     count = len(classes)
     sums = torch.zeros(2 * count + 2, dtype=torch.float64, device=device)  # hits, images, top-5 hits, loss
+    table = torch.zeros(count * count if confusion else 0, dtype=torch.int64, device=device)
     done, seen = 0, set[str]()
     for images, labels, *rest in batches:
         blank = images = images.to(device, non_blocking=True)
@@ -139,19 +150,24 @@ def measure_accuracy(
             chosen = torch.tensor(first, device=device)
             logits, labels = logits[chosen], labels[chosen]
         sums += _sums(logits, labels, count)
+        if confusion:
+            table += torch.bincount(labels * count + logits.argmax(-1), minlength=count * count)
         done += 1
     if blank is not None:
         for _ in range((rounds or 0) - done):
             model(blank.to(device))
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
+        dist.all_reduce(table)
     hits, counts, rest = sums.split([count, count, 2])
     images = int(counts.sum())
     if not images:
         raise ValueError("there are no images to evaluate")
     top5, loss = (rest / images).tolist()
     top1 = float(hits.sum() / images)
-    return Accuracy(images, top1, top5, loss, list(classes), hits.long().tolist(), counts.long().tolist())
+    hits_and_counts = hits.long().tolist(), counts.long().tolist()
+    rows = table.view(count, count).tolist() if confusion else []
+    return Accuracy(images, top1, top5, loss, list(classes), *hits_and_counts, confusion=rows)
 
 
 def _sums(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -176,8 +192,11 @@ def evaluate_model(
     batch_size: int = 128,
     workers: int = 0,
     progress: Callable[[Any], Iterable[Any]] = iter,
+    choose: Callable[[ImageDataset], ImageDataset] = lambda dataset: dataset,
 ) -> Accuracy:
     """Accuracy of a loaded model on a data set by name, at the model's own size, colours and cropping.
+
+    The classes of the data are found among the model's by name; ``choose`` may take a part of the images.
 
     Example:
         >>> evaluate_model(load_model("runs/photos/model"), "folder:photos", "val").top1
@@ -191,13 +210,28 @@ def evaluate_model(
         if data != "shapes":
             options["skipped"] = log
         dataset = open_dataset(data, split, **options)
-        found = _evaluated(model, dataset, config, crop_pct, batch_size, workers, progress)
-        return replace(found, skipped=SkipLog.read(Path(folder) / "skipped.jsonl"))
+        left_out = left_out_note(dataset)
+        match = match_model(model, dataset.classes)
+        dataset = _known(choose(dataset), match)
+        found = _evaluated(model, dataset, match, config, crop_pct, batch_size, workers, progress)
+        notes = [*match.notes, *([left_out] if left_out else [])]
+        return replace(found, skipped=SkipLog.read(Path(folder) / "skipped.jsonl"), notes=notes)
+
+
+def _known(dataset: ImageDataset, match: Match) -> ImageDataset:
+    """The images whose class the model has."""
+    if (match.labels != UNKNOWN).all() or not isinstance(dataset, SkippingDataset):
+        return dataset
+    known = np.flatnonzero(match.labels[dataset.labels] != UNKNOWN)
+    if not len(known):
+        raise ValueError("none of the images is of a class that the model has")
+    return Part(dataset, known)
 
 
 def _evaluated(
     model: InfViT,
     dataset: ImageDataset,
+    match: Match,
     config: dict[str, Any],
     crop_pct: float | None,
     batch_size: int,
@@ -208,4 +242,6 @@ def _evaluated(
     assert isinstance(transform, ValTransform)
     loader = validation_loader(dataset, transform, batch_size, workers)
     device = next(model.parameters()).device
-    return measure_accuracy(model.eval(), progress(loader), dataset.classes, device)
+    labels = torch.from_numpy(match.labels)
+    batches = ((images, labels[own], *rest) for images, own, *rest in progress(loader))
+    return measure_accuracy(model.eval(), batches, match.classes, device, confusion=True)

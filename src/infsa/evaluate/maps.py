@@ -15,12 +15,14 @@ from torchvision.transforms import functional as F  # type: ignore[import-untype
 
 from ..data import keyed_generator
 from ..data.transforms import RESAMPLING
+from ..machine import available, show_bytes
 from ..models import InfViT
 from ..models.maps import METHODS
 from .subjects import class_names, data_config
 
 ONE_ROW = ("infsa_linear", "mean", "energy")  # every query has the same weights: no N × N matrix
 MAX_WEIGHTS = 2**32  # bytes of weights that a map may need
+SPARE = 1.25  # more than the sum of the tensors
 
 
 def check_methods(methods: Sequence[str]) -> None:
@@ -129,9 +131,10 @@ def explain(
     config = data_config(model)
     patch = tuple(model.patch_embed.patch_size)
     size = _seen_size(model, image.size, side, patch)
-    _check_memory(model, (size[1] // patch[0]) * (size[0] // patch[1]), method)
-    pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
     device = next(model.parameters()).device
+    _check_memory(model, (size[1] // patch[0]) * (size[0] // patch[1]), method)
+    _check_room(model, size, patch, method, device)
+    pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
     batch = F.normalize(pixels, config["mean"], config["std"])[None].to(device)
     options = {"seed": seed} if method == "random" else {}
     with torch.inference_mode():
@@ -167,3 +170,32 @@ def _check_memory(model: InfViT, patches: int, method: str) -> None:
             f"a map of {model.attention} at {patches} patches needs {needed / 2**30:.0f} GiB of weights, more than "
             f"{MAX_WEIGHTS / 2**30:.0f}; lower the resolution or take infsa_linear, whose map is linear in the patches"
         )
+
+
+def _check_room(
+    model: InfViT, size: tuple[int, int], patch: tuple[int, ...], method: str, device: torch.device
+) -> None:
+    """Refuse an image whose tokens would not fit into the memory that is free, before anything runs."""
+    area = patch[0] * patch[1]
+    each = token_bytes(model, area, method)
+    needed = each * (size[0] * size[1] // area)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
+    if needed > free:
+        largest = math.isqrt(int(free // each)) * min(patch)
+        raise ValueError(
+            f"{size[0]} × {size[1]} pixels need about {show_bytes(int(needed))} of memory, and {show_bytes(free)} are "
+            f"free: a resolution of {largest} fits; infsa stream reads images of any size"
+        )
+
+
+def token_bytes(model: InfViT, area: int, method: str) -> float:
+    """About how much memory a patch of ``area`` pixels takes at the peak: its pixels, its tokens, the MLP.
+
+    Example:
+        >>> token_bytes(create_model("infvit_linear_tiny"), 64, "last")
+        16320.0
+    """
+    width, hidden = model.embed_dim, model.get_parameter("blocks.0.mlp.fc1.weight").shape[0]
+    floats = 9 * area + 6 * width + 2 * hidden
+    kept = len(model.blocks) if method == "gradient" else 1  # what a backward pass needs
+    return 4 * SPARE * floats * kept

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from ..files import usual_mode
 from .card import model_card
 from .folder import (
     CONFIG,
@@ -168,6 +169,7 @@ def save_weights(model: InfViT, folder: str | Path, training: dict[str, Any] | N
             texts[PROCESSOR] = json.dumps(processor_config(model.patch_embed.img_size, data), indent=2) + "\n"
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")
+        (staged / WEIGHTS).chmod(usual_mode(staged / "README.md"))  # safetensors lets only its owner read it
         for file in (*texts, WEIGHTS):
             with open(staged / file, "rb") as handle:
                 os.fsync(handle.fileno())

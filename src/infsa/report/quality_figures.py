@@ -96,8 +96,8 @@ def draw_bars(summary: Summary, fill: str, path: str | Path, method: str = "last
     """
     groups = summary["groups"]
     colours = colours_of(groups)
-    titles = ("MoRF-AOC", "AOC over random order", "LeRF-AUC", "box ROC-AUC", "box AP")
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    titles = ["MoRF-AOC", "AOC over random order", "LeRF-AUC"] + ["box ROC-AUC", "box AP"] * has_boxes(summary)
+    figure = Figure(figsize=(2.6 * len(titles), 3.6), layout="constrained")
     for title, axes in zip(titles, figure.subplots(1, len(titles)), strict=True):
         for place, (name, colour) in enumerate(colours.items()):
             value, baseline = _bar(groups[name], fill, method, title)
@@ -157,8 +157,19 @@ def draw_alignment_bars(summary: Summary, path: str | Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def has_boxes(summary: Summary) -> bool:
+    """Whether any map could be compared with boxes.
+
+    Example:
+        >>> has_boxes(summary)
+        True
+    """
+    rules = (group["boxes"]["rules"].get("centre", {}) for group in summary["groups"].values())
+    return any(rule.get("methods") for rule in rules)
+
+
 def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list[Path]:
-    """Every figure of a quality study into a folder: MoRF, LeRF, ROC, precision-recall, bars.
+    """Every figure of a quality study into a folder: MoRF, LeRF, bars, and with boxes ROC and precision-recall.
 
     Example:
         >>> draw_quality(summary, "runs/quality")
@@ -175,7 +186,7 @@ def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list
             draw_removal(summary, fill, direction, paths[-1], method)
         paths.append(folder / f"summary{extra}.png")
         draw_bars(summary, fill, paths[-1], method)
-    for kind in ("roc", "pr"):
+    for kind in ("roc", "pr") if has_boxes(summary) else ():
         paths.append(folder / f"{kind}{suffix}.png")
         draw_boxes(summary, kind, paths[-1], method)
     return paths

@@ -5,6 +5,9 @@ import os
 import re
 from pathlib import Path
 
+from ..machine import available, container_room, show_bytes
+
+__all__ = ["available", "container_room", "parse_bytes", "resident", "show_bytes", "trim"]
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20,
          "gib": 2**30, "tib": 2**40, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # fmt: skip
 
@@ -28,16 +31,6 @@ def parse_bytes(text: str | int) -> int:
     return int(number * UNITS[unit])
 
 
-def show_bytes(count: float) -> str:
-    """A number of bytes for people.
-
-    Example:
-        >>> show_bytes(2**31)
-        '2.00 GiB'
-    """
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 def resident() -> int:
     """Bytes of memory that this process holds now (its resident set).
 
@@ -54,39 +47,6 @@ def resident() -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-
-
-def available() -> int:
-    """Bytes of memory that the machine could still give.
-
-    Example:
-        >>> available() > 0
-        True
-    """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:
-        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-        machine = int(match[1]) * 1024 if match else machine
-    except OSError:
-        pass
-    room = container_room()
-    return machine if room is None else min(machine, room)
-
-
-def container_room(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a container may still take before the system ends its processes; None without a limit.
-
-    Example:
-        >>> container_room()
-    """
-    try:
-        limit, used, facts = (
-            (group / f"memory.{name}").read_text(encoding="ascii").split() for name in ("max", "current", "stat")
-        )
-        cached = facts[facts.index("inactive_file") + 1]
-        return max(0, int(limit[0]) - int(used[0]) + int(cached))  # cached files give way
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
 
 
 def trim() -> None:

@@ -17,12 +17,13 @@ from ..models.infvit import InfViT
 from ..nn.peers.registry import ATTENTIONS, attention_options
 from ..provenance import provenance
 from .checkpoint import list_checkpoints
-from .feed import open_splits
-from .fit import check_same_run, machine_options, train
+from .feed import open_splits, with_val_share
+from .fit import machine_options, train
 from .init import completed
 from .latency import measure_latency, measuring_device
 from .module import build_model
 from .recipe import Recipe
+from .resume import check_same_run
 
 Grid = dict[str, list[Any]]
 Point = dict[str, Any]
@@ -183,7 +184,7 @@ def _check_data(study: Study) -> None:
 
 def _run(study: Study, point: Point, seed: int, folder: Path, tell: Callable[[str], None]) -> dict[str, Any] | None:
     """The result of one run, trained now or before; None if it was stopped by a signal."""
-    recipe = replace(vary(study.recipe, point), seed=seed)
+    recipe = with_val_share(replace(vary(study.recipe, point), seed=seed))
     if (folder / "result.json").exists():
         result = read_json(folder / "result.json")
         check_same_run(recipe, result["recipe"])

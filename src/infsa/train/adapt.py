@@ -203,14 +203,14 @@ class Adapter:
     def _result(self) -> dict[str, Any]:
         self.converted.eval()
         gammas = {name: _gamma(layer) for name, layer in self.layers.items()}
-        skips = SkipLog.read(skip_log(self.out, "train"))
+        skips = [SkipLog.read(skip_log(self.out, split)) for split in ("train", "val")]
         result = {
             "history": self.history,
             "seconds": self.seconds,
             "gamma": gammas,
             "settings": self.settings,
             "plan": self.plan.as_dict(),
-            "skipped": skips.names,
+            "skipped": [name for log in skips for name in log.names],
             "made_with": provenance(self.device),
         }
         write_json(result, self.out / "result.json")

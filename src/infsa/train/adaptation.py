@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from timm.data.readers.img_extensions import get_img_extensions
-
 from ..data import ImageDataset, ImageFiles, SkipLog
+from ..data.paths import existing_folder, images_below
 from .feed import open_splits, skip_log
 from .recipe import Recipe
 
@@ -92,8 +91,7 @@ def open_images(plan: Adaptation, out: Path) -> tuple[ImageDataset, ImageDataset
     kind, _, path = plan.data.partition(":")
     if kind != "images":
         return *open_splits(plan.recipe("logits"), out), True
-    endings = tuple(get_img_extensions())
-    files = sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in endings)
+    files = sorted(images_below(existing_folder(path)))
     if len(files) < 2:
         raise ValueError(f"{path} holds {len(files)} images; at least 2 are needed")
     logs = {split: SkipLog(skip_log(out, split)) for split in ("train", "val")}

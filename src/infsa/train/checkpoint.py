@@ -65,7 +65,8 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copies: a mapped file keeps its place on the disk after it is deleted
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         facts = json.loads(header["facts"])
     except (SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path.name} is damaged: {error}") from error

@@ -1,21 +1,36 @@
 """What a run reads: training batches as one stream from any step on, and the validation set."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm.data
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from ..data import ImageDataset, SkipLog, TrainTransform, ValTransform, open_dataset
+from ..data import (
+    ImageDataset,
+    Part,
+    SkipLog,
+    SkippingDataset,
+    TrainTransform,
+    ValTransform,
+    hold_out,
+    open_dataset,
+)
+from ..data.folders import without_splits
+from ..data.loading import Batches
 from ..data.order import Order
 from ..data.resident import ResidentViews, load_resident
-from ..evaluate.accuracy import outlive_signals, validation_loader
+from ..data.skipping import left_out_note
+from ..evaluate.accuracy import validation_loader
 from .recipe import Recipe
 
 Pair = tuple[Tensor, Tensor]  # images, labels
+HELD_OUT = 0.2  # of the images of a folder without splits
 
 
 def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset, ImageDataset]:
@@ -26,22 +41,74 @@ def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset,
     Example:
         >>> train, val = open_splits(RECIPES["tiny"])
     """
+    recipe = with_val_share(recipe)
     options = dict(recipe.data_options)
     try:
-        train = open_dataset(recipe.data, split="train", **options, **_given(recipe.data, recipe, logs, "train"))
+        whole = _open(recipe.data, "train", recipe, options, logs)
+        if recipe.val_share:
+            if not isinstance(whole, SkippingDataset):
+                raise ValueError(f"{recipe.data} has a validation split of its own: leave val_share out")
+            log = None if logs is None else SkipLog(skip_log(logs, "val"))
+            return hold_out(whole, recipe.val_share, recipe.seed, log)
         if not recipe.val_data and "length" in options:
-            options["length"] = max(len(train.classes), options["length"] // 4)
-        val_data = recipe.val_data or recipe.data
-        val = open_dataset(val_data, split="val", **options, **_given(val_data, recipe, logs, "val"))
+            options["length"] = max(len(whole.classes), options["length"] // 4)
+        val = _open(recipe.val_data or recipe.data, "val", recipe, options, logs)
     except TypeError as error:
         raise ValueError(f"{error}; data_options are {recipe.data_options}") from error
-    if train.classes != val.classes:
-        missing = sorted(set(train.classes) ^ set(val.classes))[:3]
-        raise ValueError(
-            f"training and validation data have different classes: {len(train.classes)} and {len(val.classes)}, "
-            f"such as {missing}"
+    return whole, _numbered_alike(val, whole.classes)
+
+
+def with_val_share(recipe: Recipe) -> Recipe:
+    """The recipe with the share that is held out where nothing else says what to validate on: a folder without splits.
+
+    Example:
+        >>> with_val_share(RECIPES["tiny"].override({"data": "folder:photos"})).val_share
+        0.2
+    """
+    if recipe.val_data or recipe.val_share or not without_splits(recipe.data):
+        return recipe
+    return replace(recipe, val_share=HELD_OUT)
+
+
+def notes_on_data(train: ImageDataset, val: ImageDataset, recipe: Recipe) -> list[str]:
+    """What to say about the images of a run before it starts: what was left out, what is held out.
+
+    Example:
+        >>> notes_on_data(train, val, recipe)
+        ['120 of 600 images are held out for validation (val_share 0.2, seed 0)']
+    """
+    notes = [note for dataset in (train, val) if (note := left_out_note(dataset))]
+    if recipe.val_share:
+        both = len(train) + len(val)
+        notes.append(
+            f"{len(val)} of {both} images are held out for validation (val_share {recipe.val_share:g}, seed "
+            f"{recipe.seed})"
         )
-    return train, val
+    return notes
+
+
+def _open(data: str, split: str, recipe: Recipe, options: dict[str, Any], logs: Path | None) -> ImageDataset:
+    chosen = None if without_splits(data) else split
+    try:
+        return open_dataset(data, split=chosen, **options, **_given(data, recipe, logs, split))
+    except (ValueError, FileNotFoundError) as error:
+        if split == "val" and not recipe.val_data:
+            advice = f"validate on other data with val_data, or hold images out with val_share, such as {HELD_OUT}"
+            raise ValueError(f"{str(error).partition('; leave the split out')[0]}; {advice}") from error
+        raise
+
+
+def _numbered_alike(val: ImageDataset, classes: list[str]) -> ImageDataset:
+    """The validation set with the labels of training; a class without validation images does not shift them."""
+    if val.classes == classes:
+        return val
+    unknown = sorted(set(val.classes) ^ set(classes))[:3]
+    if not isinstance(val, SkippingDataset) or not set(val.classes) <= set(classes):
+        raise ValueError(
+            f"training and validation data have different classes: {len(classes)} and {len(val.classes)}, such as "
+            f"{unknown}"
+        )
+    return Part(val, np.arange(len(val)), classes)
 
 
 def skip_log(logs: Path, split: str) -> Path:
@@ -131,6 +198,7 @@ class Feed:
         model: nn.Module,
         order: Order,
         device: torch.device,
+        watch: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         config: dict[str, Any] = timm.data.resolve_model_data_config(model)
         colours = {"mean": config["mean"], "std": config["std"]}
@@ -151,7 +219,12 @@ class Feed:
         workers = recipe.workers
         self.val: Iterable[Any] = validation_loader(val, transform, 128, workers, order.rank, order.world)
         if recipe.loader == "resident":
-            pixels, labels = load_resident(train, recipe.size, workers, recipe.interpolation)
+
+            def tell(done: int) -> None:
+                if watch is not None:
+                    watch({"kind": "reading", "done": done, "total": len(train)})
+
+            pixels, labels = load_resident(train, recipe.size, workers, recipe.interpolation, tell)
             self.resident = ResidentViews(pixels.to(device), labels.to(device), compile=recipe.compile, **views)
             self.val = [(batch[0].to(device), batch[1].to(device)) for batch in self.val]
         else:
@@ -160,13 +233,10 @@ class Feed:
         longest = -(-len(val) // order.world)
         self.rounds = -(-longest // 128)  # forward passes of the rank with most images
 
-    def training(self, start: int, end: int) -> "DataLoader[Any] | ResidentStream":
+    def training(self, start: int, end: int) -> "Batches | ResidentStream":
         """This process's parts from step ``start`` up to ``end``."""
         if self.resident is not None:
             return ResidentStream(self.resident, self.order, start, end)
-        keys: Sequence[Any] | Any = Keys(self.order, start, end)
         pin = self.device.type == "cuda"
-        workers = self.recipe.workers
-        return DataLoader(
-            self.views, batch_sampler=keys, num_workers=workers, pin_memory=pin, worker_init_fn=outlive_signals
-        )
+        keys = Keys(self.order, start, end)
+        return Batches(self.views, self.recipe.workers, batch_sampler=keys, pin_memory=pin)

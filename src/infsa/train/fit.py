@@ -17,25 +17,25 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from ..data import SkipLog
+from ..data import Part, SkipLog
 from ..data.order import Order
+from ..data.parts import fingerprint
+from ..evaluate.held_out import HELD_OUT_FILE
 from ..files import write_json
 from ..models import save_weights
-from ..models.weights import describe_data
 from ..provenance import provenance
 from .checkpoint import list_checkpoints, newest_checkpoint
 from .facts import training_facts
-from .feed import Feed, open_splits, skip_log
+from .feed import Feed, notes_on_data, open_splits, skip_log, with_val_share
+from .fitting import fitted_batch
 from .init import completed
-from .module import Classifier, build_model
+from .module import Classifier
+from .product import trained_model
 from .recipe import Recipe
-from .record import Record, Watcher
+from .record import Record, Watcher, best_of
+from .resume import on_same_data, saved_state, tell_longer
 
-# What may change when a run goes on: where it runs and what it records, not what it computes
-FREE = {
-    "accelerator", "devices", "nodes", "strategy", "compile", "workers", "save_every", "keep", "log_every",
-    "accumulate", "grad_checkpointing",
-}  # fmt: skip
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # who this is, before there is a trainer to ask
 
 
 @dataclass(frozen=True)
@@ -52,40 +52,71 @@ class Run:
     stopped: bool  # by a signal, before its end
     notes: list[str]  # what the user should know: damaged checkpoints, skipped images
     main: bool  # the process that writes
+    signal: int | None = None  # the one that stopped it
 
 
-def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher | None = None) -> Run:
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    resume: bool = False,
+    watch: Watcher | None = None,
+    *,
+    accept_new_data: bool = False,
+    fit_batch: bool = False,
+) -> Run:
     """Train a recipe in a folder; with ``resume``, go on at the step of the newest whole checkpoint.
 
-    The folder receives ``recipe.json``, ``log.jsonl``, ``tensorboard/``, ``checkpoints/``, ``result.json`` and the
-    model as ``model/`` (safetensors; ``infsa.create_model(name, pretrained="OUT/model")`` loads it).
+    The folder receives ``recipe.json``, ``log.jsonl``, ``tensorboard/``, ``checkpoints/`` with the best model so far in
+    ``best/``, ``result.json`` and the model as ``model/`` (safetensors; ``infsa.create_model(name,
+    pretrained="OUT/model")`` loads it). A resumed run may have more epochs than before: the schedule then is that of a
+    run of so many epochs.
+
+    Args:
+        recipe: what to train.
+        out: the folder.
+        resume: go on with the run in the folder.
+        watch: called with every line of the log, with what happens in between, and with notes.
+        accept_new_data: go on although the images have changed.
+        fit_batch: lower the batch size if it is more than the images or cannot be shared out.
 
     Example:
         >>> train(RECIPES["tiny"].override({"data": "folder:photos", "epochs": 100}), "runs/photos")
     """
-    out = Path(out)
-    recipe = completed(recipe, out if resume else None)
+    out, notes = Path(out), list[str]()
+    recipe = with_val_share(completed(recipe, out if resume else None))
     recipe.check()
-    notes: list[str] = []
-    saved = None
-    if resume and (out / "recipe.json").exists() and not list_checkpoints(out / "checkpoints"):
-        notes.append("there is no checkpoint yet: starting at step 0")
-    elif resume:
-        path, tensors, facts, damage = newest_checkpoint(out / "checkpoints")
-        check_same_run(recipe, facts["recipe"])
-        notes += [f"{line}; going on from {path.name}" for line in damage]
-        saved = tensors, facts
-    elif list_checkpoints(out / "checkpoints"):
+    main = int(next((os.environ[name] for name in RANKS if name in os.environ), "0")) == 0
+
+    def tell(text: str) -> None:
+        notes.append(text)
+        if watch is not None and main:
+            watch({"kind": "note", "text": text})
+
+    saved = saved_state(recipe, out, tell) if resume else None
+    if not resume and list_checkpoints(out / "checkpoints"):
         raise ValueError(f"{out} already holds a run: resume it, or choose another folder")
     train_set, val_set = open_splits(recipe, out)
+    for note in notes_on_data(train_set, val_set, recipe):
+        tell(note)
     options = machine_options(recipe)
-    recipe.check_batches(len(train_set), options["devices"] * options["num_nodes"])
+    world = options["devices"] * options["num_nodes"]
+    if fit_batch:
+        recipe, changed = fitted_batch(recipe, len(train_set), world)
+        for note in changed:
+            tell(note)
+    recipe.check_batches(len(train_set), world)
     per_epoch = len(train_set) // recipe.batch_size
+    data = {"train": fingerprint(train_set), "val": fingerprint(val_set)}
+    if saved is not None:
+        saved = on_same_data(saved, data, per_epoch, out, accept_new_data, recipe.keep, tell)
+        tell_longer(recipe, saved[1], per_epoch, tell)
     start, total = saved[1]["step"] if saved else 0, recipe.epochs * per_epoch
     try:
         module = Classifier(recipe, train_set.classes, per_epoch, fresh=saved is None)
     except TypeError as error:
         raise ValueError(f"model_options do not fit {recipe.model}: {error}") from error
+    for note in module.notes:
+        tell(note)
 
     with quiet_lightning():
         trainer = L.Trainer(**options)
@@ -93,24 +124,37 @@ def train(recipe: Recipe, out: str | Path, resume: bool = False, watch: Watcher 
         order = Order(len(train_set), recipe.batch_size, recipe.seed, recipe.accumulate, *place)
         if trainer.is_global_zero:
             write_json(recipe.as_dict(), out / "recipe.json")
-        feed = Feed(recipe, train_set, val_set, module.model, order, trainer.strategy.root_device)
-        record = Record(out, feed, train_set.classes, total, saved, watch)
+            if recipe.val_share and isinstance(val_set, Part):
+                write_json(held_out_record(recipe, val_set), out / HELD_OUT_FILE)
+        told = watch if trainer.is_global_zero else None
+        feed = Feed(recipe, train_set, val_set, module.model, order, trainer.strategy.root_device, told)
+        record = Record(out, feed, train_set.classes, total, saved, told, {"data": data, "per_epoch": per_epoch})
+        saved = None  # the record alone holds it, and lets go of it
         trainer.callbacks.append(record)  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
-        if watch is not None and trainer.is_global_zero:
-            for line in module.notes:
-                watch({"kind": "note", "text": line})
         if start < total:
             trainer.fit(module, feed.training(start, total))
     for split in ("train", "val"):
         skips = SkipLog.read(skip_log(out, split))
-        notes += [f"{split}: {skips}"] if len(skips) else []
+        if len(skips):
+            tell(f"{split}: {skips}")
     result = {}
     if trainer.is_global_zero and not record.stopped:
         sizes = len(train_set), len(val_set)
         result = export(recipe, out, train_set.classes, trainer.strategy.root_device, sizes)
     trainer.strategy.barrier()  # the others may read what was exported
     atexit.register(leave)
-    return Run(out, result, record.stopped, notes, trainer.is_global_zero)
+    return Run(out, result, record.stopped, notes, trainer.is_global_zero, record.signal)
+
+
+def held_out_record(recipe: Recipe, val_set: Part) -> dict[str, Any]:
+    """Which images a run keeps from training, as plain data.
+
+    Example:
+        >>> held_out_record(recipe, val_set)["images"][0]
+        'cat/12.jpg'
+    """
+    names = [val_set.name(index) for index in range(len(val_set))]
+    return {"data": recipe.data, "share": recipe.val_share, "seed": recipe.seed, "images": names}
 
 
 def leave() -> None:
@@ -142,17 +186,6 @@ def quiet_lightning() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def check_same_run(recipe: Recipe, saved: dict[str, Any]) -> None:
-    """Refuse to go on with a recipe that computes something else.
-
-    Example:
-        >>> check_same_run(recipe, facts["recipe"])
-    """
-    for name, value in recipe.as_dict().items():
-        if name not in FREE and saved.get(name, value) != value:
-            raise ValueError(f"the run was started with {name}={saved[name]!r}, got {value!r}")
 
 
 def machine_options(recipe: Recipe) -> dict[str, Any]:
@@ -208,19 +241,14 @@ def export(
         >>> result = export(recipe, Path("runs/tiny"), classes, torch.device("cpu"))
     """
     _, tensors, facts, _ = newest_checkpoint(out / "checkpoints")
-    model = build_model(recipe, len(classes), fresh=False)
-    state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
-    model.load_state_dict(state)
-    describe_data(
-        model, label_names=classes, crop_pct=recipe.size / recipe.val_resize, interpolation=recipe.interpolation
-    )
+    model = trained_model(recipe, classes, tensors)
     save_weights(model, out / "model", training_facts(recipe, facts["history"], len(classes), images))
     result = {
         **{name: facts["history"][-1][name] for name in ("top1", "top5", "val_loss")},
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": facts["seconds"],
         "classes": classes,
+        "best": {name: best_of(facts["history"])[name] for name in ("epoch", "top1")},
         "history": facts["history"],
         "recipe": recipe.as_dict(),
         "made_with": provenance(device),

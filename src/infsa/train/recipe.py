@@ -31,6 +31,7 @@ class Recipe:
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for create_model, such as gamma or depth
     data: str = "shapes"  # a name of infsa.data.open_dataset
     val_data: str = ""  # another data set to validate on; empty: the validation split of data
+    val_share: float = 0.0  # part of the training images held out to validate on; 0: none, or a fifth without splits
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
     init: str = ""  # weights to start from: a shipped model, a file, folder, run, timm:NAME or hf:NAME; empty: random
     seed: int = 0  # of the weights, the order, the views and the dropout
@@ -160,6 +161,8 @@ class Recipe:
                 raise ValueError(f"model_options may not set {name}: it follows from the recipe's field {field!r}")
         for name in sorted(self.model_options.keys() - ARGUMENTS.keys()):
             raise ValueError(f"model_options do not fit {self.model}: InfViT takes no argument {name!r}")
+        if self.val_data and self.val_share:
+            raise ValueError(f"val_data={self.val_data!r} and val_share={self.val_share} exclude each other: give one")
         if self.val_resize < self.size:
             raise ValueError(f"val_resize must be at least the size {self.size}, got {self.val_resize}")
         if self.warmup_epochs >= self.epochs:
@@ -216,7 +219,7 @@ LEAST = {
 }  # fmt: skip
 RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
-    "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10),
+    "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10), "val_share": (0, 1),
 }  # fmt: skip
 UNSUPPORTED = ("adahessian", "bnb", "fused", "kron")  # second derivatives, further packages, lists as states
 CLOSED = {"mix_prob", "flip", "erase", "randaugment"}

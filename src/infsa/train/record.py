@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,19 @@ import lightning as L
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from ..evaluate.accuracy import STOP_SIGNALS, measure_accuracy
+from ..data.loading import STOP_SIGNALS
+from ..evaluate.accuracy import measure_accuracy
 from ..files import write_atomically
+from ..models import save_weights
 from .checkpoint import write_checkpoint
 from .feed import Feed
 from .module import Classifier
-from .state import WeightAverage, gather_state, restore_state
+from .product import trained_model
+from .state import WeightAverage, gather_state, restore_state, whole
 
 Watcher = Callable[[dict[str, Any]], None]
+INTERRUPTED = 130  # exit code after Ctrl-C
+TICK = 0.2  # seconds between two words to the watcher
 
 
 class Record(L.Callback):
@@ -33,7 +38,9 @@ class Record(L.Callback):
         classes: names, in the order of the labels.
         total: optimiser steps of the whole run.
         saved: tensors and facts of the checkpoint to go on from.
-        watch: called with every line of the log on rank 0, after a first one that gives the total of steps.
+        watch: called on rank 0 with every line of the log, after a first one that gives the total of steps, and in
+            between with what has been done since.
+        facts: further facts for checkpoints.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[Record(out, feed, classes, total=1000)])
@@ -47,13 +54,15 @@ class Record(L.Callback):
         total: int,
         saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
         watch: Watcher | None = None,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         self.out, self.feed, self.classes, self.total = out, feed, classes, total
-        self.saved, self.watch = saved, watch
+        self.saved, self.watch, self.facts = saved, watch, facts or {}
         self.history: list[dict[str, Any]] = []  # one entry per validation
         self.stopped = False  # by a signal
+        self.signal: int | None = None  # the one that asked for it
         self.seconds = 0.0  # of earlier processes of this run
-        self._signalled = False
+        self._told = 0.0  # when the watcher last heard of a step
         self._handlers: dict[int, Any] = {}
         self._loss, self._losses = torch.zeros(()), 0
         self._writer: SummaryWriter | None = None
@@ -91,9 +100,17 @@ class Record(L.Callback):
         if self._writer is not None:
             self._writer.close()
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Give the signals back after an error too."""
+        self.on_train_end(trainer, pl_module)
+
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signalled = True
-        if self._launcher is not None:
+        if number == signal.SIGINT == self.signal:  # a second Ctrl-C
+            raise SystemExit(INTERRUPTED)
+        self.signal = number
+        if self.watch is not None:
+            self.watch({"kind": "stopping", "signal": number})
+        if self._launcher is not None and number != signal.SIGINT:  # which the terminal sends to all
             with contextlib.suppress(AttributeError, ProcessLookupError):
                 self._launcher.kill(signal.Signals(number))  # processes that this one started
 
@@ -109,6 +126,7 @@ class Record(L.Callback):
         self._losses += 1
         if not module.count():
             return
+        self._tick({"kind": "step", "step": module.step, "epoch": module.epoch})
         recipe, per_epoch = module.recipe, module.steps_per_epoch
         ended = module.step % per_epoch == 0
         if module.step % recipe.log_every == 0 or module.step == self.total or ended:
@@ -117,7 +135,7 @@ class Record(L.Callback):
         if validated:
             self._validate(trainer, module)
         due = module.step % (recipe.save_every or per_epoch) == 0 or module.step == self.total
-        signalled = trainer.strategy.reduce_boolean_decision(self._signalled, all=False)
+        signalled = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
         if due or signalled:
             self.save(trainer, module)
         if signalled and module.step < self.total:
@@ -144,7 +162,7 @@ class Record(L.Callback):
         with evaluating(trainer, module):
             feed = self.feed
             found = measure_accuracy(
-                module.model, feed.val, self.classes, module.device, rounds=feed.rounds, blank=feed.blank
+                module.model, self._counted(feed.val), self.classes, module.device, rounds=feed.rounds, blank=feed.blank
             )
         row = {
             "step": module.step,
@@ -155,7 +173,31 @@ class Record(L.Callback):
         }
         self.history.append(row)
         self._write(trainer, "val", row)
+        if best_of(self.history) is row:
+            self._save_best(trainer, module)
         self._logged = time.perf_counter()  # validation is not training time
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for done, batch in enumerate(batches, start=1):
+            yield batch
+            self._tick({"kind": "validating", "done": done, "total": self.feed.rounds})
+
+    def _tick(self, row: dict[str, Any]) -> None:
+        """Tell the watcher what was done, a few times a second."""
+        now = time.perf_counter()
+        if self.watch is not None and now - self._told > TICK:
+            self._told = now
+            self.watch(row)
+
+    def _save_best(self, trainer: L.Trainer, module: Classifier) -> None:
+        """Write the model as ``checkpoints/best``; every rank must call it."""
+        tensors = {f"model.{name}": whole(value) for name, value in module.model.state_dict().items()}
+        if module.average is not None:
+            tensors |= {f"average.{name}": whole(value) for name, value in module.average.values.items()}
+        if trainer.is_global_zero:
+            cpu = {name: value.cpu() for name, value in tensors.items()}
+            save_weights(trained_model(module.recipe, self.classes, cpu), self.out / "checkpoints" / "best")
+        trainer.strategy.barrier()
 
     def _write(self, trainer: L.Trainer, kind: str, row: dict[str, Any]) -> None:
         if not trainer.is_global_zero:
@@ -182,6 +224,7 @@ class Record(L.Callback):
                 "loss": loss,  # since the last line of the log
                 "losses": self._losses,
                 "recipe": module.recipe.as_dict(),
+                **self.facts,
             }
             write_checkpoint(self.out / "checkpoints", module.step, tensors, facts, module.recipe.keep)
         trainer.strategy.barrier()
@@ -210,6 +253,16 @@ def evaluating(trainer: L.Trainer, module: Classifier) -> Iterator[None]:
             module.average.exchange(module.model)
 
 
+def best_of(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The validation with the highest accuracy, the first of equals.
+
+    Example:
+        >>> best_of([{"epoch": 1, "top1": 0.6}, {"epoch": 2, "top1": 0.5}])["epoch"]
+        1
+    """
+    return max(history, key=lambda row: row["top1"])
+
+
 def _classifier(module: L.LightningModule) -> Classifier:
     assert isinstance(module, Classifier)
     return module
@@ -219,5 +272,5 @@ def _cut_log(log: Path, step: int) -> None:
     """Drop the lines that a killed process wrote after its last checkpoint."""
     if log.exists():
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        write_atomically(log, lambda aside: aside.write_text("".join(whole), encoding="utf-8"))
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        write_atomically(log, lambda aside: aside.write_text("".join(kept), encoding="utf-8"))

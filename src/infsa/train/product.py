@@ -1,0 +1,26 @@
+"""What a run is for: its model, from the tensors of the run, with the names of its classes."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..models.infvit import InfViT
+from ..models.weights import describe_data
+from .module import build_model
+from .recipe import Recipe
+
+
+def trained_model(recipe: Recipe, classes: list[str], tensors: Mapping[str, Tensor]) -> InfViT:
+    """The model of a run, with the average of the weights where the run keeps one.
+
+    Example:
+        >>> model = trained_model(recipe, classes, read_checkpoint(path)[0])
+    """
+    model = build_model(recipe, len(classes), fresh=False)
+    state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
+    model.load_state_dict(state)
+    describe_data(
+        model, label_names=classes, crop_pct=recipe.size / recipe.val_resize, interpolation=recipe.interpolation
+    )
+    return model
