@@ -9,22 +9,24 @@ import dis
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_PLAIN = frozenset(  # words that a projection may bear beside
-    "w weight weights mat matrix proj projs projection projections projector to in lin linear linears fc dense conv layer"
-    " layers net c attn self cross head heads a b up down with mqa rope nope".split()
+_PLAIN = re.compile(  # words that a projection may bear beside
+    r"w|weights?|mat|matrix|projs?|projections?|projector|to|in|lin|linears?|fc|dense|conv|layers?|net|c|attn|self|cross"
+    r"|heads?|a|b|up|down|with|mqa|rope|nope|"
 )
 _GLUE = "(?:w|to|fc|lin|linear|proj|conv|weight)?"  # those that may be written without a gap
 _ROLE = re.compile(rf"{_GLUE}(quer(?:y|ies)|keys?|val(?:ue)?s?|([qkv])(?!\2)([qkv])?(?!\2|\3)([qkv])?s?){_GLUE}")
 _KERNEL = re.compile(r"scaled_dot_product|multi_head_attention_forward|flash_attn|flex_attention|efficient_attention")
 _PRODUCTS = frozenset(["matmul", "bmm", "baddbmm", "einsum", "tensordot", "mm"])
 _DEPTH = 64  # functions read per class, at most
+_READ: WeakKeyDictionary[type[nn.Module], tuple[frozenset[str], int]] = WeakKeyDictionary()
 
 
 def signs_of_attention(module: nn.Module) -> str | None:
@@ -44,9 +46,12 @@ def signs_in_names(module: nn.Module) -> str | None:
         >>> signs_in_names(torch.nn.ModuleDict({"w_q": torch.nn.Linear(2, 2), "w_k": torch.nn.Linear(2, 2)}))
         'it has projections w_q, w_k'
     """
-    names = [*dict(module.named_children()), *(name for name, p in module.named_parameters(recurse=False) if p.dim() > 1)]
+    names = [
+        *dict(module.named_children()),
+        *(name for name, p in module.named_parameters(recurse=False) if p.dim() > 1),
+    ]
     read = {name: (roles, others) for name in names if (roles := roles_of(name)) for others in [_others(name)]}
-    plain = [name for name, (_, others) in read.items() if not set(others) - {""} - _PLAIN]
+    plain = [name for name, (_, others) in read.items() if all(map(_PLAIN.fullmatch, others))]
     alike = ([name for name in read if read[name][1] == others] for _, others in read.values())
     for group, wanted in ((plain, {"q", "k"}), *((group, {"q", "k", "v"}) for group in alike)):
         if wanted <= {role for name in group for role in read[name][0]}:
@@ -62,7 +67,9 @@ def roles_of(name: str) -> frozenset[str]:
         (['k', 'v'], ['k', 'q', 'v'], [])
     """
     found = (_ROLE.fullmatch(word) for word in _words(name))
-    return frozenset(letter for match in found if match for letter in (match[1] if match[2] else match[1][0]) if letter != "s")
+    return frozenset(
+        letter for match in found if match for letter in (match[1] if match[2] else match[1][0]) if letter != "s"
+    )
 
 
 def _others(name: str) -> tuple[str, ...]:
@@ -120,23 +127,22 @@ def _names(functions: Iterable[Any]) -> Iterator[str]:
 
 def _code_of(module: nn.Module) -> tuple[frozenset[str], int]:
     """The names that a module's forward pass and the functions it reaches use, and how many products they write."""
-    names, products = _code_of_class(type(module))
+    kind = type(module)
+    if kind not in _READ:
+        _READ[kind] = _read(getattr(kind, "forward", None), kind)
+    names, products = _READ[kind]
     own = vars(module).get("forward")  # put there by a wrapper
     if own is None:
         return names, products
-    more, others = _read(getattr(own, "__func__", own), type(module))
+    more, others = _read(getattr(own, "__func__", own), kind)
     return names | more, products + others
-
-
-@lru_cache(maxsize=4096)
-def _code_of_class(kind: type[nn.Module]) -> tuple[frozenset[str], int]:
-    return _read(getattr(kind, "forward", None), kind)
 
 
 def _read(forward: Any, kind: type[nn.Module]) -> tuple[frozenset[str], int]:
     names: set[str] = set()
     products = 0
-    pending, seen = [forward], set()
+    pending: list[Any] = [forward]
+    seen: set[FunctionType] = set()
     while pending and len(seen) < _DEPTH:
         function = inspect.unwrap(pending.pop(0))
         if not isinstance(function, FunctionType) or function in seen:

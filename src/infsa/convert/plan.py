@@ -250,7 +250,9 @@ def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
 def _unknown(name: str, module: nn.Module) -> LayerPlan:
     """The plan for a layer with the name or the parts of attention: refused, unless it is a gate."""
     if not has_parts(module) and is_gate(module):
-        return LayerPlan(name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens")
+        return LayerPlan(
+            name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens"
+        )
     return LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
 
 

@@ -1,4 +1,4 @@
-"""timm's attention layers on sequences as InfSA; each inherits the class it takes the place of and keeps its signature."""
+"""timm's attention layers as InfSA; each inherits the class it takes the place of and keeps its signature."""
 
 import math
 from typing import Any
@@ -192,7 +192,8 @@ class BeitAttention(TimmLayer, TimmBeit):
         bias = shared_rel_pos_bias
         if self.relative_position_bias_table is not None:
             bias = self._get_rel_pos_bias() if bias is None else self._get_rel_pos_bias() + bias
-        return self._output(self._mix(*self._fused(x), bias), x)
+        q, k, v = self._fused(x)
+        return self._output(self._mix(q, k, v, bias), x)
 
 
 class RelPosAttention(TimmLayer, TimmRelPos):

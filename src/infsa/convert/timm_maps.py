@@ -10,9 +10,9 @@ from timm.models.fastvit import Attention as TimmFast
 from timm.models.maxxvit import Attention2d as TimmMaxMap
 from timm.models.maxxvit import AttentionCl as TimmMax
 from timm.models.shvit import SHSA as TimmSingle
+from timm.models.visformer import Attention as TimmVis
 from timm.models.vision_transformer_sam import Attention as TimmSam
 from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
-from timm.models.visformer import Attention as TimmVis
 from timm.models.volo import Attention as TimmVolo
 from torch import Tensor
 
@@ -50,7 +50,8 @@ class MaxMapAttention(_Map, TimmMaxMap):
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Attend: x (B, D, h, w) -> (B, D', h, w)."""
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
-        return self._map_output(self._mix(*self._map_heads(x, self.head_first), bias), x)
+        q, k, v = self._map_heads(x, self.head_first)
+        return self._map_output(self._mix(q, k, v, bias), x)
 
 
 class MaxAttention(TimmLayer, TimmMax):
@@ -113,7 +114,9 @@ class MultiQueryAttention(TimmLayer, TimmMultiQuery):
         """Attend: x (B, D, h, w) -> (B, D', h, w)."""
         query = self.query(x)  # (B, H · d, h', w')
         q = query.flatten(2).unflatten(1, (self.num_heads, -1)).mT
-        k, v = (part(x).flatten(2).mT.unsqueeze(1).expand(-1, self.num_heads, -1, -1) for part in (self.key, self.value))
+        k, v = (
+            part(x).flatten(2).mT.unsqueeze(1).expand(-1, self.num_heads, -1, -1) for part in (self.key, self.value)
+        )
         if q.shape[2] == k.shape[2]:
             z = self.attend(q, k, v, attn_mask=attn_mask, dropout=self.attn_drop.p)
         else:

@@ -1,4 +1,4 @@
-"""timm's attention with one learned bias per offset of two positions, as Pure InfSA: LeViT, TinyViT, EfficientFormer."""
+"""timm's attention with a learned bias per offset of two positions, as Pure InfSA: LeViT, TinyViT, EfficientFormer."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from timm.models.efficientformer import Attention as TimmEfficient
 from timm.models.levit import Attention as TimmLevit
 from timm.models.levit import AttentionDownsample as TimmLevitDown
 from timm.models.tiny_vit import Attention as TimmTiny
-from torch import Tensor
+from torch import Tensor, nn
 
 from .timm_layers import TimmLayer
 from .timm_windows import PADDING
@@ -15,7 +15,7 @@ from .timm_windows import PADDING
 class _Offsets(TimmLayer):
     """Layers whose values are wider than their keys, and whose biases are looked up by offset."""
 
-    attention_biases: Tensor
+    attention_biases: nn.Parameter
     attention_bias_idxs: Tensor
     key_dim: int
     val_dim: int
@@ -52,7 +52,8 @@ class LevitDownsample(_Offsets, TimmLevitDown):
     """The shrinking attention of LeViT as Pure InfSA: a subset of the tokens asks all of them.
 
     Example:
-        >>> infsa.convert(timm.models.levit.AttentionDownsample(32, 48, 8, 4, resolution=4))(torch.randn(2, 16, 32)).shape
+        >>> layer = timm.models.levit.AttentionDownsample(32, 48, 8, 4, resolution=4)
+        >>> infsa.convert(layer)(torch.randn(2, 16, 32)).shape
         torch.Size([2, 4, 48])
     """
 

@@ -24,7 +24,7 @@ class _Reduced(TimmLayer):
     sr: Any
     norm: Any
 
-    def _reduce(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+    def _reduce(self, x: Tensor, size: list[int]) -> Tensor:
         """The tokens x (B, N, D) on a map of this size, reduced by the layer's convolution: (B, fewer, D)."""
         if self.sr is None:
             return x
@@ -43,14 +43,15 @@ class PvtAttention(_Reduced, TimmPvt):
     """The attention of PVT v2 as InfSA: all tokens ask keys and values of a reduced map.
 
     Example:
-        >>> infsa.convert(timm.models.pvt_v2.Attention(64, 4, sr_ratio=2), "linear")(torch.randn(2, 16, 64), (4, 4)).shape
+        >>> layer = timm.models.pvt_v2.Attention(64, 4, sr_ratio=2)
+        >>> infsa.convert(layer, "linear")(torch.randn(2, 16, 64), (4, 4)).shape
         torch.Size([2, 16, 64])
     """
 
     original = TimmPvt
     act: Any
 
-    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, feat_size: list[int]) -> Tensor:
         """Attend: x (B, N, D) on a map of this size -> (B, N, D)."""
         reduced = self._reduce(x, feat_size)
         return self._ask(x, reduced if self.act is None else self.act(reduced))
@@ -60,13 +61,14 @@ class SubSampleAttention(_Reduced, TimmSubSample):
     """The global attention of Twins as InfSA: all tokens ask keys and values of a reduced map.
 
     Example:
-        >>> infsa.convert(timm.models.twins.GlobalSubSampleAttn(64, 4, sr_ratio=2))(torch.randn(2, 16, 64), (4, 4)).shape
+        >>> layer = timm.models.twins.GlobalSubSampleAttn(64, 4, sr_ratio=2)
+        >>> infsa.convert(layer)(torch.randn(2, 16, 64), (4, 4)).shape
         torch.Size([2, 16, 64])
     """
 
     original = TimmSubSample
 
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, size: list[int]) -> Tensor:
         """Attend: x (B, N, D) on a map of this size -> (B, N, D)."""
         return self._ask(x, self._reduce(x, size))
 
@@ -156,7 +158,7 @@ class MvitAttention(TimmLayer, TimmMvit):
     original = TimmMvit
     has_cls_token: bool
 
-    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+    def forward(self, x: Tensor, feat_size: list[int]) -> tuple[Tensor, list[int]]:
         """Attend: x (B, N, D) on a map of this size -> (B, N', D') and the size of the pooled map."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         (q, q_size), (k, k_size), (v, _) = (
@@ -172,7 +174,7 @@ class MvitAttention(TimmLayer, TimmMvit):
             z = z + q.transpose(1, 2).flatten(2)
         return self.proj(z), q_size
 
-    def _pool(self, x: Tensor, size: tuple[int, int], pool: Any, norm: Any) -> tuple[Tensor, tuple[int, int]]:
+    def _pool(self, x: Tensor, size: list[int], pool: Any, norm: Any) -> tuple[Tensor, list[int]]:
         """Pool x (B, H, N, d) on a map of this size, the class token aside; the pooled tokens and their map's size."""
         if pool is not None:
             image, token = reshape_pre_pool(x, size, self.has_cls_token)

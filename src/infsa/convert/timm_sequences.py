@@ -1,4 +1,4 @@
-"""timm's other attention on sequences as InfSA: plain layers of several models, and a class token that asks all tokens."""
+"""timm's other attention on sequences as InfSA: plain layers of several models, class tokens that ask all tokens."""
 
 from typing import Any
 
