@@ -9,12 +9,14 @@ import dis
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PLAIN = re.compile(  # words that a projection may bear beside
@@ -23,20 +25,13 @@ _PLAIN = re.compile(  # words that a projection may bear beside
 )
 _GLUE = "(?:w|to|fc|lin|linear|proj|conv|weight)?"  # those that may be written without a gap
 _ROLE = re.compile(rf"{_GLUE}(quer(?:y|ies)|keys?|val(?:ue)?s?|([qkv])(?!\2)([qkv])?(?!\2|\3)([qkv])?s?){_GLUE}")
-_KERNEL = re.compile(r"scaled_dot_product|multi_head_attention_forward|flash_attn|flex_attention|efficient_attention")
+_KERNEL = re.compile(
+    r"_?scaled_dot_product\w*attention\w*|multi_head_attention_forward|flash_attn_(?:\w*func|with_kvcache)|flex_attention"
+    r"|(?:memory)?_efficient_attention\w*"
+)
 _PRODUCTS = frozenset(["matmul", "bmm", "baddbmm", "einsum", "tensordot", "mm"])
 _DEPTH = 64  # functions read per class, at most
 _READ: WeakKeyDictionary[type[nn.Module], tuple[frozenset[str], int]] = WeakKeyDictionary()
-
-
-def signs_of_attention(module: nn.Module) -> str | None:
-    """Why a module looks like attention, in words; None if it does not.
-
-    Example:
-        >>> signs_of_attention(torch.nn.Linear(2, 2)) is None
-        True
-    """
-    return signs_in_code(module) or signs_in_names(module)
 
 
 def signs_in_names(module: nn.Module) -> str | None:
@@ -48,7 +43,7 @@ def signs_in_names(module: nn.Module) -> str | None:
     """
     names = [
         *dict(module.named_children()),
-        *(name for name, p in module.named_parameters(recurse=False) if p.dim() > 1),
+        *(name for name, p in module.named_parameters(recurse=False) if is_lazy(p) or p.dim() > 1),
     ]
     read = {name: (roles, others) for name in names if (roles := roles_of(name)) for others in [_others(name)]}
     plain = [name for name, (_, others) in read.items() if all(map(_PLAIN.fullmatch, others))]
@@ -90,7 +85,7 @@ def signs_in_code(module: nn.Module) -> str | None:
     """
     names, products = _code_of(module)
     held = (value.func if isinstance(value, partial) else value for value in vars(module).values() if callable(value))
-    kernel = next((name for name in (*names, *_names(held)) if _KERNEL.search(name)), None)
+    kernel = next((name for name in (*names, *_names(held)) if _KERNEL.fullmatch(name)), None)
     if kernel:
         return f"its code calls {kernel}"
     if products > 1 and (_softmax(names) or any(isinstance(part, nn.Softmax) for part in module.children())):
@@ -109,7 +104,7 @@ def is_gate(module: nn.Module) -> bool:
         True
     """
     read = [_code_of(part) for part in module.modules()]
-    if any(products or _softmax(names) or any(map(_KERNEL.search, names)) for names, products in read):
+    if any(products or _softmax(names) or any(map(_KERNEL.fullmatch, names)) for names, products in read):
         return False
     if any(map(signs_in_names, module.modules())):
         return False
@@ -144,7 +139,8 @@ def _read(forward: Any, kind: type[nn.Module]) -> tuple[frozenset[str], int]:
     pending: list[Any] = [forward]
     seen: set[FunctionType] = set()
     while pending and len(seen) < _DEPTH:
-        function = inspect.unwrap(pending.pop(0))
+        function = pending.pop(0)
+        function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
@@ -158,11 +154,15 @@ def _read(forward: Any, kind: type[nn.Module]) -> tuple[frozenset[str], int]:
 def _called(function: FunctionType, code: CodeType, kind: type[nn.Module]) -> Iterator[Any]:
     """What a function may call: methods of the class, functions beside it or in its closure, not those of torch."""
     for cell in function.__closure__ or ():
-        yield cell.cell_contents
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    if "super" in code.co_names:
+        bases = kind.__mro__[1 : kind.__mro__.index(nn.Module)]
+        yield from (vars(base).get(function.__name__) for base in bases)
     for name in code.co_names:
         method = inspect.getattr_static(kind, name, None)
         if method is not None and not hasattr(nn.Module, name):
-            yield getattr(method, "__func__", method)
+            yield getattr(method, "fget", getattr(method, "__func__", method))
         beside = function.__globals__.get(name)
         if isinstance(beside, ModuleType) and not beside.__name__.startswith("torch"):
             yield from (getattr(beside, other, None) for other in code.co_names)

@@ -1,5 +1,6 @@
 """timm's attention whose queries or keys are pooled, as InfSA: the graph of an image joins Nq queries and Nk keys."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from timm.models.hiera import MaskUnitAttention as TimmHiera
@@ -24,7 +25,7 @@ class _Reduced(TimmLayer):
     sr: Any
     norm: Any
 
-    def _reduce(self, x: Tensor, size: list[int]) -> Tensor:
+    def _reduce(self, x: Tensor, size: Sequence[int]) -> Tensor:
         """The tokens x (B, N, D) on a map of this size, reduced by the layer's convolution: (B, fewer, D)."""
         if self.sr is None:
             return x
@@ -68,7 +69,7 @@ class SubSampleAttention(_Reduced, TimmSubSample):
 
     original = TimmSubSample
 
-    def forward(self, x: Tensor, size: list[int]) -> Tensor:
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """Attend: x (B, N, D) on a map of this size -> (B, N, D)."""
         return self._ask(x, self._reduce(x, size))
 
