@@ -1,6 +1,7 @@
 """timm's architectures, tiny: whole models where the surroundings matter, single layers where they do not."""
 
-from timm.layers import Attention2d, MultiQueryAttention2d
+from timm.layers import Attention2d, AttentionPool2d, MultiQueryAttention2d, RotAttentionPool2d
+from timm.layers.bottleneck_attn import BottleneckAttn
 from timm.models import (
     cait,
     convit,
@@ -215,6 +216,16 @@ ARCHITECTURES = {
     "caformer": (lambda: metaformer.Attention(16, head_dim=8), tokens, BOTH, 1),
     "convit": (lambda: convit.MHSA(16, 2), tokens, BOTH, 1),
     "tnt": (lambda: tnt.Attention(16, 8, 2), tokens, BOTH, 1),
+    "botnet": (lambda: BottleneckAttn(16, feat_size=(4, 4), stride=2, num_heads=2), maps(), PURE, 1),
+    "botnet, scaled": (
+        lambda: BottleneckAttn(16, 24, feat_size=(4, 4), num_heads=2, dim_head=4, scale_pos_embed=True),
+        maps(),
+        PURE,
+        1,
+    ),
+    "pooled map": (lambda: AttentionPool2d(16, num_heads=2, feat_size=3, qkv_separate=True), maps(), BOTH, 1),
+    "pooled map, class token": (lambda: AttentionPool2d(16, 5, num_heads=2, class_token=True), maps(), BOTH, 1),
+    "pooled map, rotary": (lambda: RotAttentionPool2d(16, num_heads=2, pool_type=""), maps(), BOTH, 1),
     "cait, class": (lambda: cait.ClassAttn(16, 2), tokens, BOTH, 1),
     "volo, class": (lambda: volo.ClassAttention(16, 2, head_dim=4), tokens, PURE, 1),
     "crossvit": (lambda: crossvit.CrossAttention(16, 2), tokens, BOTH, 1),

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from . import timm_layers, timm_maps, timm_offsets, timm_pooled, timm_sequences, timm_windows
+from . import timm_convnets, timm_layers, timm_maps, timm_offsets, timm_pooled, timm_sequences, timm_windows
 from .families import Family
 from .plan import LayerPlan, kind_of
 from .settings import Settings
@@ -14,7 +14,7 @@ from .swap import SHARED_NORM, restore_class, swap_class
 from .timm_layers import Attention, TimmLayer
 from .timm_others import KEPT, REFUSED
 
-MODULES = (timm_layers, timm_windows, timm_offsets, timm_pooled, timm_maps, timm_sequences)
+MODULES = (timm_layers, timm_windows, timm_offsets, timm_pooled, timm_maps, timm_sequences, timm_convnets)
 CLASSES: dict[type[nn.Module], type[TimmLayer]] = {
     layer.original: layer for module in MODULES for layer in module.LAYERS
 }
@@ -106,7 +106,7 @@ def _plan(name: str, module: Any, settings: Settings) -> LayerPlan:
 
 
 def _has_bias(module: Any) -> bool:
-    return any(getattr(module, part, None) is not None for part in BIASES)
+    return CLASSES[type(module)].biased or any(getattr(module, part, None) is not None for part in BIASES)
 
 
 def _shares_bias(name: str, model: nn.Module) -> bool:
@@ -127,7 +127,7 @@ def _width(projection: nn.Module) -> int:
 
 def _head_width(module: Any, usual: int) -> int:
     """d, the width of a head's queries and keys."""
-    for attribute in ("head_dim", "dim_head", "key_dim", "qk_dim"):
+    for attribute in ("head_dim", "dim_head", "dim_head_qk", "key_dim", "qk_dim"):
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     return module.dim_out // module.num_heads if hasattr(module, "dim_out") else usual

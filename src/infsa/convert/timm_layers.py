@@ -31,6 +31,7 @@ class TimmLayer(Swapped):
 
     masks = "none"
     rotary = False
+    biased = False  # whether it scores pairs of positions in a part that has no name of its own
     lost: tuple[str, ...] = ()  # what the plan says that a layer of this class loses
     qkv: Any
     proj: Any
