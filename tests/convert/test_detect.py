@@ -92,6 +92,11 @@ class Held(Kernel):
         return self.core(*self.mix(x).chunk(3, -1))
 
 
+def short(module):
+    """The class of a module and the names of what it has."""
+    return " ".join([type(module).__name__, *dict(module.named_children()), *module._parameters])
+
+
 UNKNOWN = [
     Parts("wq", "wk", "wv"),
     Parts("w_q", "w_k", "w_v"),
@@ -114,7 +119,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("layer", UNKNOWN, ids=str)
+@pytest.mark.parametrize("layer", UNKNOWN, ids=short)
 def test_what_looks_like_attention_is_kept_and_named(layer):
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Sequential(layer))
     plan = infsa.plan_conversion(model)
@@ -194,7 +199,7 @@ class Contrast(Parts):
         super().__init__("encoder_q", "encoder_k")
 
 
-@pytest.mark.parametrize("part", [SqueezeExcite(8), EcaModule(8), Router(), Contrast(), nn.LSTM(8, 8)], ids=str)
+@pytest.mark.parametrize("part", [SqueezeExcite(8), EcaModule(8), Router(), Contrast(), nn.LSTM(8, 8)], ids=short)
 def test_ordinary_parts_are_not_named(part):
     assert not infsa.plan_conversion(nn.Sequential(part)).layers
 
@@ -212,11 +217,10 @@ def test_gates_are_kept_and_convert_in_silence(gate):
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet18", "seresnet18", "convnext_atto", "mixer_s32_224", "efficientnet_b0", "poolformer_s12", "lcnet_035"],
+    ["resnet18", "seresnet18", "convnext_atto", "efficientnet_lite0", "poolformer_s12", "lcnet_035"],
 )
 def test_networks_without_attention_have_an_empty_plan(name):
-    with torch.device("meta"):
-        assert not infsa.plan_conversion(timm.create_model(name)).layers
+    assert not infsa.plan_conversion(timm.create_model(name)).layers
 
 
 def test_networks_of_torchvision_without_attention_have_an_empty_plan():
