@@ -52,9 +52,12 @@ class AnyLayout(Formula):
         return z.reshape(*lead, *z.shape[-2:])
 
     def normalise(self, scores):
-        if self.variant == "pure":
+        if self.variant == "pure" and self.norm == "frobenius":
             return super().normalise(scores)
         self.calls += 1
+        if self.norm == "row":  # nothing is masked here, so all keys are visible
+            r = scores.relu()
+            return self.gamma * r / (r.norm(dim=-1, keepdim=True) * scores.shape[-1] ** 0.5 + 1e-6)
         q, k = self.factors[0], self.factors[1].mT
         four = [y if y.dim() == 4 else y.unsqueeze(1) for y in (q, k)]
         weights, _ = plain.linear_rows(*four, self.activation, None, None, 1, 1, 1e-6)
@@ -72,6 +75,17 @@ def test_converted_equals_the_formula_inside_the_original_code(name, variant):
     size = expected.abs().max().item()
     torch.testing.assert_close(output(converted, inputs), expected, rtol=1e-9, atol=1e-9 * size)
     assert (before - expected).abs().max() > 1e-4 * size, "softmax would pass this test too"
+
+
+@pytest.mark.parametrize("name", ["levit", "hiera", "twins, global", "mvitv2", "maxvit", "sam"])
+def test_the_row_norm(name):
+    model, inputs, layers = build(name)
+    converted = infsa.convert(model, norm="row")
+    with AnyLayout(norm="row") as formula:
+        expected = output(model, inputs)
+    assert formula.calls == layers
+    size = expected.abs().max().item()
+    torch.testing.assert_close(output(converted, inputs), expected, rtol=1e-9, atol=1e-9 * size)
 
 
 @NAMES
