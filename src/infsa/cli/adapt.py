@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..ops.validate import check_gamma
 from .options import at_least, chosen_device
-from .parameters import check_seed, checked
+from .parameters import check_gamma, check_seed, checked
 from .recipe_options import parse_pairs
 
 

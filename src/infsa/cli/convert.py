@@ -9,8 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..ops.validate import check_gamma
-from .parameters import checked
+from .parameters import check_gamma, checked
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..ops.validate import check_gamma
 from .options import progress_report, table_of
-from .parameters import check_seed, checked
+from .parameters import check_gamma, check_seed, checked
 
 if TYPE_CHECKING:
     from ..report.demo import Demo

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +13,8 @@ from rich.table import Table
 from .parameters import checked
 
 if TYPE_CHECKING:
+    import torch
+
     from ..evaluate.study import Report
     from ..report.quality_tables import Rows
 
@@ -32,13 +33,15 @@ def at_least(lowest: int) -> Callable[[int], int]:
     return checked(check)
 
 
-def chosen_device(name: str) -> torch.device:
+def chosen_device(name: str) -> "torch.device":
     """The device by its name; ``auto`` is a GPU where there is one.
 
     Example:
         >>> chosen_device("cpu")
         device(type='cpu')
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
