@@ -21,7 +21,9 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="small: committed results and this CPU; full: measure again what needs a GPU.")
     ] = "small",
-    results: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results"),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of result files. Default: the committed ones, which are installed too.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for computed numbers and the ledger.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for --scale full.")] = "auto",
     budget: Annotated[float | None, typer.Option(help="Seconds for --scale full; the same command goes on.")] = None,
@@ -39,7 +41,7 @@ def reproduce(
     Example: infsa reproduce fig-markov table-alignment
     """
     from ..files import write_atomically, write_json
-    from ..reproduce import TARGETS, make_ledger
+    from ..reproduce import TARGETS, committed, holds_results, make_ledger
     from ..reproduce.document import page
     from ..reproduce.targets import check_target
 
@@ -58,23 +60,29 @@ def reproduce(
     if plan:
         show_targets(names, as_json)
         return
-    docs = results.resolve().parent.parent / "docs"
+    folder = results or committed()
+    docs = folder.resolve().parent.parent / "docs"
     if document and not docs.is_dir():
-        raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
+        raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {folder}")
+    if results is not None and not holds_results(results):
+        kind = "holds none of the result files" if results.is_dir() else "is no folder"
+        raise typer.BadParameter(f"--results {results} {kind}; without it the committed results are read")
+    if not holds_results(folder):
+        typer.echo("note: no committed results are installed: only what can be computed here is judged", err=True)
     console = Console(quiet=as_json)
-    if not results.is_dir():
-        console.print(f"No folder {results}: only what can be computed is judged.", highlight=False)
-    sources = open_sources(names, scale, results, out, device, budget, console)
+    sources = open_sources(names, scale, folder, out, device, budget, console)
     with progress_report(console) as report:
         ledger = make_ledger(names, sources, report)
     files = [write_json(ledger, out / "ledger.json")]
     if document:
-        files = [write_json(ledger, results / "ledger.json"), docs / "reproduction.md"]
+        files = [write_json(ledger, folder / "ledger.json"), docs / "reproduction.md"]
         write_atomically(files[1], lambda aside: aside.write_text(page(ledger), encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps({**ledger, "written": [str(file) for file in files]}, indent=1))
         return
     show(ledger, console)
+    if ledger["files"]:
+        console.print(f"Read from {folder}: {', '.join(ledger['files'])}", highlight=False, soft_wrap=True)
     console.print("Written: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
 
 
