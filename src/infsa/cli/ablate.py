@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from .options import at_least
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
+from .tables import FittedTable
 
 
 @with_recipe_options
 def ablate(
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="name=value,value,...; repeated, all combinations. Default: the paper's two sweeps."),
+        typer.Option(help="name=value,value,...; repeated, all combinations.", show_default="the paper's two sweeps"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per point.", callback=at_least(1))] = 3,
     recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
@@ -44,6 +43,7 @@ def ablate(
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10
     """
     from ..report.ablation import COLUMNS, cell, draw_ablation
+    from ..report.quality_tables import Rows
     from ..train import PAPER_SWEEPS, Study, run_study
 
     base = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
@@ -64,12 +64,9 @@ def ablate(
         typer.echo(json.dumps(summary, indent=2))
         return
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
-    table = Table(box=SIMPLE_HEAD, caption=f"mean ± deviation over {seeds} seeds", caption_justify="left")
-    for column in (*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)):
-        table.add_column(column, justify="right")
-    for row in summary["rows"]:
-        table.add_row(*(str(value) for value in row["point"].values()), *(cell(row, name) for name in names))
-    console.print(table)
+    columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
+    rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]
+    console.print(FittedTable(Rows(columns, rows), caption=f"mean ± deviation over {seeds} seeds"))
     for file in (out / "ablation.json", figure):
         console.print(f"  {file}", highlight=False, soft_wrap=True)
 

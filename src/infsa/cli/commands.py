@@ -37,7 +37,12 @@ def load(name: str) -> Any:
     module = COMMANDS[name]
     alone = typer.Typer(add_completion=False)
     alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
-    return typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    for option in command.params:
+        unsaid = option.default is None and not option.required and getattr(option, "show_default", None) is True
+        if unsaid and "default" not in (getattr(option, "help", None) or ""):
+            option.show_default = "none"  # type: ignore[attr-defined]  # every default is visible
+    return command
 
 
 def summary(name: str) -> str:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
 from .options import chosen_device
 from .parameters import check_seed, checked
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -24,7 +23,10 @@ def explain(
     checkpoints: Annotated[
         list[str] | None,
         typer.Option(
-            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+            "--checkpoint",
+            "-c",
+            help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated.",
+            show_default="vit_tiny, infvit_pure_tiny, infvit_linear_tiny",
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
@@ -33,7 +35,7 @@ def explain(
         typer.Option(help="What the model sees: model (the size it was made for), native, or the side of a square."),
     ] = "model",
     layer: Annotated[int, typer.Option(help="Block to read, from the end if negative.")] = -1,
-    head: Annotated[int | None, typer.Option(help="One head instead of their mean.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head instead of their mean.", show_default="the mean")] = None,
     out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
@@ -130,13 +132,14 @@ def _explain_file(
 
 
 def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
-    table = Table(title="What the models see", title_justify="left")
-    for column in ("image", "model", "patches", "first guess", "second guess"):
-        table.add_column(column)
+    from ..report.quality_tables import Rows
+
+    rows = []
     for record in done:
-        guesses = [f"{escape(guess['class'])} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
-        guesses += [""] * (2 - len(guesses))
-        rows, columns = record["grid"]
-        table.add_row(Path(record["image"]).name, record["model"], f"{rows} × {columns}", *guesses)
-    console.print(table)
+        guesses = [f"{guess['class']} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
+        height, width = record["grid"]
+        cells = [Path(record["image"]).name, record["model"], f"{height} × {width}", *guesses]
+        rows.append(cells + [""] * (5 - len(cells)))
+    columns = ["image", "model", "patches", "first guess", "second guess"]
+    console.print(FittedTable(Rows(columns, rows), "What the models see"))
     console.print(f"Panels, overlays and arrays are in {out}", highlight=False, soft_wrap=True)

@@ -17,7 +17,8 @@ def explore(
         list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; may be repeated.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the page; the first free one from 7860 if not given.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the page.", show_default="the first free one from 7860"),
     ] = None,
     max_megapixels: Annotated[
         float, typer.Option(help="Largest image of the Gigapixel tab.", callback=_more_than_nothing)

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from .parameters import checked
 
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..evaluate.study import Report
-    from ..report.quality_tables import Rows
 
 
 def at_least(lowest: int) -> Callable[[int], int]:
@@ -71,18 +68,3 @@ def progress_report(console: Console) -> Iterator["Report"]:
             progress.update(tasks[text], completed=done)  # type: ignore[arg-type]
 
         yield report
-
-
-def table_of(rows: "Rows", title: str, caption: str = "", names: bool = False) -> Table:
-    """Rows of words as a table for the terminal; ``names``: the first column is to be copied, and not broken.
-
-    Example:
-        >>> Console().print(table_of(Rows(["a"], [["1"]]), "numbers"))
-    """
-    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE_HEAD)
-    for index, column in enumerate(rows.columns):
-        whole = names and index == 0
-        table.add_column(column, justify="left" if index < 2 else "right", overflow="fold", no_wrap=whole)
-    for row in rows.rows:
-        table.add_row(*row)
-    return table

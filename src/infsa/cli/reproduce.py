@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from .bench import row_progress
-from .options import chosen_device, progress_report, table_of
+from .options import chosen_device, progress_report
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..reproduce import Sources
@@ -22,11 +23,13 @@ def reproduce(
         str, typer.Option(help="small: committed results and this CPU; full: measure again what needs a GPU.")
     ] = "small",
     results: Annotated[
-        Path | None, typer.Option(help="Folder of result files. Default: the committed ones, which are installed too.")
+        Path | None, typer.Option(help="Folder of result files.", show_default="the committed ones")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for computed numbers and the ledger.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for --scale full.")] = "auto",
-    budget: Annotated[float | None, typer.Option(help="Seconds for --scale full; the same command goes on.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds for --scale full; the same command goes on.", show_default="no limit")
+    ] = None,
     document: Annotated[
         bool, typer.Option("--document", help="Write ledger.json among the results and docs/reproduction.md.")
     ] = False,
@@ -129,7 +132,7 @@ def show_targets(names: list[str], as_json: bool) -> None:
         return
     columns = ["target", "title", "claims", "full scale needs"]
     lines = [[str(row[column]) for column in columns] for row in found]
-    Console().print(table_of(Rows(columns, lines), "Targets", names=True))
+    Console().print(FittedTable(Rows(columns, lines), "Targets"))
 
 
 def show(ledger: dict[str, Any], console: Console) -> None:
@@ -139,5 +142,5 @@ def show(ledger: dict[str, Any], console: Console) -> None:
 
     for name, target in ledger["targets"].items():
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
-        console.print(table_of(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
+        console.print(FittedTable(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
     console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)
