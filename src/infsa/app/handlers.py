@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from .drawings import draw_centralities, draw_removal, draw_walk
-from .html import card, show_look, show_removal, small
+from .html import framed, show_look, show_removal, small
 from .look import METHODS, Settings, explained, look, model_input
 from .removal import LEVELS, Removal, remove
 from .shelf import borrow
@@ -86,7 +86,8 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
     )
     text = (
         f"{graph.size} tokens, γ = {settings.gamma:g}, spectral radius {graph.spectral_radius():.3f}. At each hop the "
-        f"walk moves by γ times the attention weights, or ends.{scaled}"
+        f"walk moves by γ times the attention weights, or ends.{scaled} Orange: steps from the start. Blue: "
+        "the strongest steps of all. Size: expected visits."
     )
     if settings.mechanism == "Linear-InfSA":
         text += " All rows of this graph are equal: after one hop every walk looks the same."
@@ -94,9 +95,9 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
     walked = draw_walk(picture, followed, (rows, columns), prefix)
     central = draw_centralities(picture, compared(graph), (rows, columns), prefix)
     return (
-        card(walked, "A random walk on the token graph", text, alt="Token graph over the picture, and a walk on it")
+        framed(walked, "A random walk on the token graph", text)
         + '<h3 class="part">Centralities compared</h3>'
-        + card(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
+        + framed(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
     )
 
 

@@ -1,9 +1,11 @@
 """The page itself: controls in one column, results in the other, and what calls what. Everything else is plain code."""
 
+import os
 import socket
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import gradio as gr
@@ -218,6 +220,20 @@ def theme() -> gr.themes.Base:
     )
 
 
+@cache
+def uploads() -> "TemporaryDirectory[str]":
+    """The folder for what is uploaded to this process; it goes when the process ends.
+
+    Example:
+        >>> uploads().name
+    """
+    parent = Path(os.environ.get("GRADIO_TEMP_DIR") or gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = TemporaryDirectory(prefix="infsa-app-", dir=parent, ignore_cleanup_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder.name  # Gradio reads it again and again
+    return folder
+
+
 def serve(
     files: list[Path] | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
@@ -235,6 +251,7 @@ def serve(
         raise ValueError(f"max_megapixels must be more than 0, got {max_megapixels!r}")
     if port is not None:
         check_free(port)
+    uploads()
     page = build(files, max_megapixels)
     _, address, _ = page.launch(
         server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,

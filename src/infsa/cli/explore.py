@@ -1,5 +1,7 @@
 """``infsa app``: the explorer page on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -39,4 +41,7 @@ def explore(
 
     page, address = serve(files, max_megapixels, port=port, open_browser=open_browser)
     typer.echo(f"The page is at {address} (Ctrl+C ends it)")
+    for name in ("SIGTERM", "SIGHUP"):  # an orderly end as well: uploads are removed
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     page.block_thread()
