@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,9 @@ FROM_START = 8  # strongest moves from the start
 CURVE_PLACE = (0.1, 0.17, 0.87, 0.72)  # left, bottom, width, height of the axes in the figure of the curves
 
 THEME = "#010101"  # stands for the colour of text, which depends on the theme of the page
-THEMED = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), THEME)
+THEMED: dict[Any, Any] = dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), THEME
+)
 
 _LOCK = threading.Lock()
 

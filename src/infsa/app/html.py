@@ -11,6 +11,7 @@ from .gigapixel import Scene, View
 from .look import Look, Settings
 from .pictures import KEPT, data_uri
 from .removal import Removal
+from .shelf import MECHANISMS
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
 
@@ -132,12 +133,14 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
         )
         for name, other in found.others.items()
     )
+    known = "The three models are tiny and know 50 classes only, so the first guess is often wrong. "
+    beside = "all three mechanisms" if found.others.keys() == MECHANISMS.keys() else "all models"
     return (
         f'<div class="shots">{first}</div><h3 class="part">{escape(settings.mechanism)} takes it for</h3>'
         f"{guesses(explanation.predictions)}"
-        '<p class="note">The three models are tiny and know 50 classes only, so the first guess is often wrong. '
+        f'<p class="note">{known if settings.mechanism in MECHANISMS else ""}'
         "The map shows what the guess was read from.</p>"
-        '<h3 class="part">The same picture by all three mechanisms (class token\'s row, last layer)</h3>'
+        f'<h3 class="part">The same picture by {beside} (class token\'s row, last layer)</h3>'
         f'<div class="shots">{side}</div>'
     )
 
@@ -197,7 +200,7 @@ def show_view(scene: Scene, seen: View) -> str:
     return (
         f'<div class="windows">{locator}{card(data_uri(seen.picture), "Window", across)}'
         f"{card(data_uri(seen.overlaid), 'Map of the window', 'bright = high in this window')}</div>"
-        f'<h3 class="part">Linear-InfSA takes the whole image for</h3>{guesses(scene.predictions)}'
+        f'<h3 class="part">{escape(scene.model)} takes the whole image for</h3>{guesses(scene.predictions)}'
         f'<p class="note">{width} × {height} pixels, {rows} × {columns} patches: {speed}. The frame shows where the '
-        "window lies. The model knows 50 classes only.</p>"
+        f"window lies.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
     )
