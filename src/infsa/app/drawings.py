@@ -28,9 +28,8 @@ FROM_START = 8  # strongest moves from the start
 CURVE_PLACE = (0.1, 0.17, 0.87, 0.72)  # left, bottom, width, height of the axes in the figure of the curves
 
 THEME = "#010101"  # stands for the colour of text, which depends on the theme of the page
-THEMED: dict[Any, Any] = dict.fromkeys(
-    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), THEME
-)
+COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+THEMED: dict[Any, Any] = dict.fromkeys(COLOURED, THEME) | {"axes.facecolor": "none"}
 
 _LOCK = threading.Lock()
 
@@ -38,7 +37,7 @@ _LOCK = threading.Lock()
 @contextmanager
 def _drawing() -> Iterator[None]:
     """matplotlib draws one figure at a time, in the colours of the page."""
-    with _LOCK, rc_context({**THEMED, "axes.facecolor": "none"}):
+    with _LOCK, rc_context(THEMED):
         yield
 
 
