@@ -151,9 +151,11 @@ def _picture_tab(page: gr.Blocks) -> None:
     loaded = gr.on([page.load, example.input], told(chosen), example, picture, api_name="choose", **quick)
     sent = upload.upload(told(dropped), upload, [picture, example], api_name="upload", **quick)
     adjusted = [head, layer, side] if own else [head]  # the shipped models differ in their heads alone
-    switched = mechanism.input(
-        lambda name: _controls(name)[: len(adjusted)], mechanism, adjusted, api_name="heads", **quick
-    )
+
+    def adjust(name: str) -> Any:
+        return _controls(name) if own else _controls(name)[0]
+
+    switched = mechanism.input(adjust, mechanism, adjusted, api_name="heads", **quick)
     done += [before.success(api_visibility="private", **work) for before in (loaded, sent, switched)]
     for tab, name in ((first, TABS[0]), (second, TABS[1]), (third, TABS[2])):
         opened = tab.select(lambda name=name: name, None, active, api_visibility="private", queue=False)
