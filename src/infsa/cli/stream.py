@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .options import at_least, chosen_device
@@ -290,7 +289,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
     rows = []
     for guess in record["predictions"]:
         number = guess["number"]
-        row = [escape(guess["class"]), f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
+        row = [guess["class"], f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
         if "low" in record:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
         rows.append(row)
