@@ -1,20 +1,12 @@
 """Infinite Self-Attention: attention as diffusion on a token graph.
 
-``import infsa`` loads torch and the operators; the other packages load on first use. The models register
-with timm as soon as both packages are imported.
+Everything loads on first use: ``import infsa`` alone loads not even torch, ``infsa.pure_attention`` loads torch and the
+operators. The models register with timm as soon as both packages are imported.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .ops import (
-    LinearState,
-    PureDecodeState,
-    linear_attention,
-    linear_weights,
-    pure_attention,
-    pure_weights,
-)
 from .timm_hook import register_when_timm_loads
 from .version import __version__
 
@@ -22,6 +14,7 @@ if TYPE_CHECKING:
     from . import bench, data, evaluate, graph, models, nn, ops, parallel, streaming, train
     from .convert import convert, plan_conversion, revert
     from .models import create_model, list_models
+    from .ops import LinearState, PureDecodeState, linear_attention, linear_weights, pure_attention, pure_weights
     from .streaming import stream
 
 __all__ = [
@@ -50,10 +43,16 @@ __all__ = [
     "train",
 ]
 
-_LAZY_MODULES = frozenset(
-    {"bench", "convert", "data", "evaluate", "graph", "models", "nn", "parallel", "streaming", "train"}
+_PACKAGES = frozenset(
+    {"bench", "convert", "data", "evaluate", "graph", "models", "nn", "ops", "parallel", "streaming", "train"}
 )
-_LAZY_NAMES = {
+_NAMES = {  # public names and the packages that define them
+    "LinearState": "ops",
+    "PureDecodeState": "ops",
+    "linear_attention": "ops",
+    "linear_weights": "ops",
+    "pure_attention": "ops",
+    "pure_weights": "ops",
     "create_model": "models",
     "list_models": "models",
     "stream": "streaming",
@@ -63,11 +62,13 @@ _LAZY_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY_MODULES:
+    if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+    globals()[name] = value  # found at once from here on
+    return value
 
 
 def __dir__() -> list[str]:

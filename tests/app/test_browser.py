@@ -91,11 +91,11 @@ def test_upload_then_remove_patches(page, tmp_path):
     page.locator("input[aria-label*='Patches removed']").first.fill("50")
     page.get_by_text("35 of 70 patches removed").wait_for()
     assert page.inner_text("#chance") != before
-    drawn = page.locator("#removal .chart img").get_attribute("src")
+    drawn = page.locator("#removal .chart svg").inner_html()
     page.get_by_text("Linear-InfSA", exact=True).first.click()  # the curves are computed anew
     page.locator("input[aria-label*='Patches removed']").first.fill("20")  # and meanwhile the slider moves
     page.wait_for_function(
-        """old => document.querySelector('#removal .chart img').src != old
+        """old => document.querySelector('#removal .chart svg').innerHTML != old
            && document.querySelector('#removal').innerText.includes('14 of 70 patches removed')""",
         arg=drawn,
     )
@@ -138,6 +138,39 @@ def test_keyboard_alone(page, tmp_path):
     tab_to(page, r"range .*Patches removed")
     page.keyboard.press("ArrowRight")
     page.get_by_text("4 of 70 patches removed").wait_for()
+
+
+FRAMES = """() => [...document.querySelectorAll('figure.card, .chart')].filter(e => e.offsetParent).map(e => {
+  const light = c => c.match(/[0-9.]+/g).slice(0, 3).map(Number).map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const style = getComputedStyle(e.querySelector('figcaption') || e);
+  return [light(getComputedStyle(e).backgroundColor), light(style.color)]})"""
+WIDTH = "() => document.querySelector('.gradio-container').getBoundingClientRect().width"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_cards_follow_the_theme_and_the_page_keeps_its_width(browser, address, scheme):
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    try:
+        page = context.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(address)
+        page.wait_for_selector(".results")
+        widths, frames = [page.evaluate(WIDTH)], []
+        for tab, shown in (("Map", "#map figure"), ("Token graph", "#graph figure svg"), ("Removal", ".chart svg")):
+            page.get_by_role("tab", name=tab).click()
+            widths.append(page.evaluate(WIDTH))  # while the tab is still empty
+            page.locator(shown).first.wait_for()
+            widths.append(page.evaluate(WIDTH))
+            frames += page.evaluate(FRAMES)
+        assert len(set(widths)) == 1
+        assert len(frames) == 6 + 2 + 2
+        for background, text in frames:
+            assert (background > 0.5) == (scheme == "light")
+            assert (max(background, text) + 0.05) / (min(background, text) + 0.05) >= 4.5
+    finally:
+        context.close()
 
 
 def test_the_graph_of_every_mechanism(page):

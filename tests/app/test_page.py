@@ -1,7 +1,10 @@
 """The served page without a browser: sessions that do not see each other, errors in one line, no way out."""
 
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -133,6 +136,26 @@ def test_the_command_refuses_in_one_line(monkeypatch, capsys):
         assert stop.value.code == code
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_uploads_do_not_outlive_the_command(tmp_path):
+    pytest.importorskip("gradio")
+    from gradio_client import handle_file
+
+    photograph().save(tmp_path / "mine.png")
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-c", "from infsa.cli import main; main()", "app"]
+    environment = {**os.environ, "GRADIO_TEMP_DIR": str(kept)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            client = connect(re.search(r"http://\S+", server.stdout.readline())[0])
+            client.predict(handle_file(tmp_path / "mine.png"), api_name="/upload")
+            assert list(kept.rglob("mine.png"))
+            server.send_signal(signal.SIGTERM)
+            server.wait(timeout=60)
+        finally:
+            server.kill()
+    assert [path for path in kept.rglob("*") if path.is_file()] == []
 
 
 def test_a_taken_port_is_named(monkeypatch, capsys):

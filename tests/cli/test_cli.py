@@ -10,6 +10,7 @@ from PIL import Image
 
 import infsa
 from infsa.cli.app import main
+from infsa.cli.commands import load
 
 COMMANDS = [
     "demo",
@@ -86,6 +87,18 @@ def test_help_has_an_example(command, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, command, "--help")
     assert code == 0
     assert f"Example: infsa {command}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_default(command, monkeypatch, capsys):
+    """The fields of a recipe have those of the recipe; flags are off."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for option in load(command).params:
+        flag = option.param_type_name == "option" and option.is_flag
+        if option.required or flag or option.param_type_name == "argument" or option.show_default is False:
+            continue
+        said = isinstance(option.show_default, str) or "default" in option.help
+        assert said or option.default is not None, option.name
 
 
 @pytest.mark.parametrize(

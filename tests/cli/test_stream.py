@@ -128,8 +128,12 @@ def test_files_that_are_no_images_fail_in_one_line(kind, tmp_path, monkeypatch, 
 
 
 def test_a_file_without_permission_fails_in_one_line(image, tmp_path, monkeypatch, capsys):
-    def refuse(path, *_, **__):
-        raise PermissionError(13, "Permission denied", str(path))
+    opened = type(image).open
+
+    def refuse(path, *arguments, **options):
+        if path == image:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
 
     monkeypatch.setattr(type(image), "open", refuse)
     code, _, err = run(monkeypatch, capsys, "stream", str(image))

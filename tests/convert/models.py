@@ -16,12 +16,16 @@ from torch import nn
 VIT = {"img_size": 24, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def image(size=24):
-    return (torch.randn(2, 3, size, size, dtype=torch.float64),)
+    return (randn(2, 3, size, size),)
 
 
 def tokens(count=10, width=16):
-    return (torch.randn(2, count, width, dtype=torch.float64),)
+    return (randn(2, count, width),)
 
 
 def triple():
@@ -156,14 +160,20 @@ def settings(name, variant):
 
 def build(name, dtype=torch.float64):
     """A model of the family in evaluation mode, its inputs, and how many attention layers it has."""
+    return build_from(FAMILIES[name], dtype)
+
+
+def build_from(recipe, dtype=torch.float64):
+    """The same for a row of a table like ``FAMILIES``."""
     torch.manual_seed(0)
-    builder, inputs, _, layers = FAMILIES[name]
+    builder, inputs, _, layers = recipe
     try:
-        model = builder().to(dtype).eval()
+        model = builder().to(dtype)
     except TypeError as error:
         pytest.skip(f"an older timm: {error}")
+    model.eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype))
-    return model, tuple(x.to(dtype) for x in inputs()), layers
+    return model, tuple(x.to(dtype) if torch.is_tensor(x) else x for x in inputs()), layers

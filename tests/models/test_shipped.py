@@ -49,6 +49,21 @@ def test_timm_loads_the_same(name):
         assert torch.equal(one, two)
 
 
+def test_timm_lists_what_is_shipped():
+    listed = {name for name in timm.list_models(pretrained=True) if name in infsa.list_models()}
+    assert listed == set(SHIPPED)
+
+
+def test_what_a_user_says_of_the_weights_goes_first(tmp_path):
+    """Another mean keeps the shipped weights; weights from elsewhere replace them."""
+    other = timm.create_model("vit_tiny", pretrained=True, pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3)})
+    assert other.num_classes == 50
+    assert tuple(other.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
+    missing = {"url": (tmp_path / "missing.safetensors").as_uri(), "num_classes": 1000}
+    with pytest.raises(ValueError, match="could not be loaded"):
+        timm.create_model("vit_tiny", pretrained=True, pretrained_cfg_overlay=missing)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_another_number_of_classes_starts_a_new_classifier(name):
     whole, other = infsa.create_model(name, pretrained=True), infsa.create_model(name, pretrained=True, num_classes=7)

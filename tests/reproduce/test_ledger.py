@@ -4,16 +4,18 @@ import itertools
 import json
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import infsa
 from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR
 from infsa.cli.app import main
 from infsa.files import read_json, write_json
 from infsa.report.bench_documents import PAPER
-from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper
+from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper, sources
 from infsa.reproduce.document import page
 
 ROOT = Path(__file__).parents[2]
@@ -208,6 +210,31 @@ def test_the_command_writes_the_document(monkeypatch, capsys, tmp_path, cache):
     assert (tmp_path / "docs" / "reproduction.md").read_text(encoding="utf-8") == page(saved)
 
 
+def test_the_ledger_does_not_depend_on_the_folder(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(monkeypatch, capsys, "table-alignment", "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert made["files"] == ["alignment.json"]
+    saved = {"targets": {"table-alignment": read_json(RESULTS / "ledger.json")["targets"]["table-alignment"]}}
+    assert not check_ledger(saved, made)
+
+
+def test_without_committed_results_the_command_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sources, "PLACES", (tmp_path / "nothing",))
+    code, out, err = run(monkeypatch, capsys, "table-alignment", "--json", "--out", str(tmp_path))
+    assert code == 0
+    assert json.loads(out)["counts"][UNCHECKED] == sum(json.loads(out)["counts"].values())
+    assert err == "note: no committed results are installed: only what can be computed here is judged\n"
+
+
+def test_the_wheel_carries_what_claims_are_judged_by():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    place = sources.PLACES[0].relative_to(Path(infsa.__file__).parents[1])
+    assert wheel["force-include"] == {f"benchmarks/results/{name}": f"{place}/{name}" for name in sources.MADE_BY}
+    assert all((RESULTS / name).is_file() for name in sources.MADE_BY)
+
+
 def test_the_command_prints(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = run(monkeypatch, capsys, "fig-markov", "--out", str(tmp_path))
@@ -224,6 +251,9 @@ def test_the_command_prints(monkeypatch, capsys, tmp_path):
         (["table9"], 2, "'table9'"),
         (["--scale", "huge"], 2, "'huge'"),
         (["--document", "table1"], 2, "--document"),
+        (["fig-markov", "--results", "/nowhere"], 2, "--results /nowhere is no folder"),
+        (["fig-markov", "--results", str(ROOT / "docs")], 2, "holds none of the result files"),
+        (["fig-markov", "--results", str(RESULTS / "alignment.json")], 2, "is no folder"),
         (["--document", "--results", "/nowhere/at/all"], 1, "needs a checkout"),
         (["--document", "--results", "/nowhere"], 1, "needs a checkout"),
         (["--scale", "full", "table1", "--device", "cpu"], 1, "needs a CUDA GPU"),

@@ -1,11 +1,15 @@
 """Figures of the page: the token graph with a walk on it, centralities side by side, removal curves."""
 
-import base64
 import io
+import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
@@ -13,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..graph.statistics import spearman
-from ..report.figures import BLUE, GREY, INK, ORANGE, RED
+from ..report.figures import BLUE, GREY, ORANGE, RED
 from ..report.panels import overlay
 from .look import on_grid
 from .removal import ORDERS, Removal
@@ -23,24 +27,38 @@ EDGES = 40  # strongest moves of the whole graph that are drawn
 FROM_START = 8  # strongest moves from the start
 CURVE_PLACE = (0.1, 0.17, 0.87, 0.72)  # left, bottom, width, height of the axes in the figure of the curves
 
-_DRAWING = threading.Lock()  # matplotlib draws one figure at a time
+THEME = "#010101"  # stands for the colour of text, which depends on the theme of the page
+COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+THEMED: dict[Any, Any] = dict.fromkeys(COLOURED, THEME) | {"axes.facecolor": "none"}
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """matplotlib draws one figure at a time, in the colours of the page."""
+    with _LOCK, rc_context(THEMED):
+        yield
 
 
 def _written(figure: Figure) -> str:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    """The figure as SVG inside the page: transparent, its text in the colour of the text around it."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", dpi=130, transparent=True, metadata={"Date": None})
+    written = re.search(r"<svg.*</svg>", re.sub(r"<metadata>.*?</metadata>", "", stream.getvalue(), flags=re.S), re.S)
+    assert written is not None
+    return written[0].replace(THEME, "currentColor").replace("<svg ", '<svg role="img" ', 1)
 
 
 def draw_walk(image: Image.Image, walk: Walk, grid: tuple[int, int], prefix: int) -> str:
-    """The token graph over the picture, where a walk is after each hop, and how soon it ends: a data URI.
+    """The token graph over the picture, where a walk is after each hop, and how soon it ends: SVG.
 
     Example:
-        >>> draw_walk(picture, walk(graph, 0), (8, 8), prefix=1)[:22]
-        'data:image/png;base64,'
+        >>> draw_walk(picture, walk(graph, 0), (8, 8), prefix=1)[:4]
+        '<svg'
     """
     steps = len(walk.places) - 1
-    with _DRAWING:
+    with _drawing():
         wide = image.width > image.height
         figure = Figure(figsize=(10, 5.3 if wide else 5.8), layout="constrained")
         left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1) if wide else (1, 1), squeeze=False)[0]
@@ -65,7 +83,8 @@ def _over(image: Image.Image, scores: Tensor, grid: tuple[int, int]) -> Image.Im
 
 def _draw_graph(axes: Axes, image: Image.Image, walk: Walk, grid: tuple[int, int], prefix: int) -> None:
     places = _places(image.size, grid, prefix)
-    axes.imshow(np.asarray(image.convert("L")), cmap="gray", alpha=0.55, vmin=-60)
+    grey = image.convert("L")
+    axes.imshow(np.asarray(Image.blend(Image.new("L", grey.size, 255), grey, 0.45)), cmap="gray", vmin=0, vmax=255)
     strongest = walk.moves.clone().fill_diagonal_(0)
     axes.set(xlim=(0, image.width), ylim=(image.height, -0.16 * image.height))
     axes.axis("off")
@@ -90,11 +109,10 @@ def _draw_graph(axes: Axes, image: Image.Image, walk: Walk, grid: tuple[int, int
         places[walk.start, 0], places[walk.start, 1], s=330, facecolor="none", edgecolor=ORANGE, linewidth=2.4, zorder=5
     )
     if prefix:
-        axes.annotate("class token", places[0], xytext=(14, 0), textcoords="offset points", va="center", color=INK)
+        axes.annotate("class token", places[0], xytext=(14, 0), textcoords="offset points", va="center")
     bar = axes.figure.colorbar(shown, ax=axes, orientation="horizontal", shrink=0.6, aspect=32, pad=0.02)
     bar.set_label("chance that the walk ends at a token (absorption)", fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    axes.set_title("Orange: steps from the start.  Blue: strongest steps.  Size: expected visits.", fontsize=9)
 
 
 def _places(size: tuple[int, int], grid: tuple[int, int], prefix: int) -> np.ndarray:
@@ -132,14 +150,14 @@ def _draw_ended(axes: Axes, walk: Walk) -> None:
 
 
 def draw_centralities(image: Image.Image, scores: dict[str, Tensor], grid: tuple[int, int], prefix: int) -> str:
-    """Every centrality as an overlay, with its rank agreement with incoming Katz: a data URI.
+    """Every centrality as an overlay, with its rank agreement with incoming Katz: SVG.
 
     Example:
-        >>> draw_centralities(picture, compared(graph), (8, 8), prefix=1)[:22]
-        'data:image/png;base64,'
+        >>> draw_centralities(picture, compared(graph), (8, 8), prefix=1)[:4]
+        '<svg'
     """
     katz = scores["Katz, incoming"][prefix:]
-    with _DRAWING:
+    with _drawing():
         figure = Figure(figsize=(10, 5.6), layout="constrained")
         for panel, (name, values) in zip(figure.subplots(2, 3).flat, scores.items(), strict=True):
             patches = values[prefix:]
@@ -154,14 +172,14 @@ def draw_centralities(image: Image.Image, scores: dict[str, Tensor], grid: tuple
 
 
 def draw_removal(removal: Removal) -> str:
-    """The three curves of a removal, axes at ``CURVE_PLACE``: a data URI.
+    """The three curves of a removal, axes at ``CURVE_PLACE``: SVG.
 
     Example:
-        >>> draw_removal(remove(picture, Settings()))[:22]
-        'data:image/png;base64,'
+        >>> draw_removal(remove(picture, Settings()))[:4]
+        '<svg'
     """
     share = removal.counts.numpy() / removal.ranks.numel()
-    with _DRAWING:
+    with _drawing():
         figure = Figure(figsize=(6.4, 3.6))
         axes = figure.add_axes(CURVE_PLACE)
         styles = ((RED, "-"), (BLUE, "-"), (GREY, "--"))

@@ -16,7 +16,7 @@ from PIL import Image
 from ..evaluate import class_names
 from ..report.panels import overlay
 from ..streaming import Progress, Source, open_source, stream
-from .shelf import STREAMING, borrow
+from .shelf import borrow
 
 OVERVIEW = 2048  # longest side of the small copy that is kept, in pixels
 WINDOW = 900  # longest side of what is shown of a window, in pixels
@@ -42,6 +42,7 @@ class Scene:
     predictions: list[tuple[str, float]]
     passes: int
     seconds: float
+    model: str = "Linear-InfSA"
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ def stream_scene(
     path: str | Path,
     max_megapixels: float = MAX_MEGAPIXELS,
     progress: Callable[[float, str], Any] | None = None,
+    mechanism: str = "Linear-InfSA",
 ) -> Scene:
-    """Stream an image through Linear-InfSA at its own resolution; ``progress`` hears the share done and what is done.
+    """Stream an image through a Linear-InfSA model at its own resolution; ``progress`` gets the share done and a word.
 
     Example:
         >>> stream_scene("orion.jpg").predictions[0]
@@ -111,7 +113,7 @@ def stream_scene(
         if progress is not None:
             progress(0.9 * (at.passed + at.done / at.tiles) / at.passes, f"pass {at.passed + 1} of {at.passes}")
 
-    with named(path), borrow(STREAMING) as model:
+    with named(path), borrow(mechanism, padded=True) as model:
         result = stream(model, source, map=True, progress=report)
         values, places = result.logits[0].float().softmax(-1).topk(3)
         names = class_names(model)
@@ -123,7 +125,7 @@ def stream_scene(
         small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
     seconds = time.perf_counter() - began
     size = (source.width, source.height)
-    return Scene(Path(path), size, patch, result.map, small, predictions, result.passes, seconds)
+    return Scene(Path(path), size, patch, result.map, small, predictions, result.passes, seconds, mechanism)
 
 
 def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> View:

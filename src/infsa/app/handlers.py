@@ -8,15 +8,14 @@ from pathlib import Path
 from PIL import Image
 
 from .drawings import draw_centralities, draw_removal, draw_walk
-from .html import card, show_look, show_removal, small
+from .html import framed, show_look, show_removal, small
 from .look import METHODS, Settings, explained, look, model_input
 from .removal import LEVELS, Removal, remove
-from .shelf import borrow
+from .shelf import borrow, is_linear, trained_side
 from .walks import compared, token_graph, walk
 
 MEAN = "Mean of heads"
 HOPS = {"1": 1.0, "2": 2.0, "3": 3.0, "5": 5.0, "All": math.inf}
-SIDES = {"64 px, as trained": 64, "128 px": 128}
 STARTS = ("Class token", "Highest patch of the map", "Middle patch")
 
 
@@ -32,6 +31,17 @@ class Curves:
     drawn: str
 
 
+def sides(mechanism: str) -> dict[str, int]:
+    """How large a model may see the picture: as it was trained, or twice that.
+
+    Example:
+        >>> sides("softmax")
+        {'64 px, as trained': 64, '128 px': 128}
+    """
+    side = trained_side(mechanism)
+    return {f"{side} px, as trained": side, f"{2 * side} px": 2 * side}
+
+
 def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: float, hops: str, side: str) -> Settings:
     """The controls of the page as settings.
 
@@ -39,7 +49,8 @@ def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: flo
         >>> settings_of("softmax", 6, "Mean of heads", "Rollout over layers", 0.7, "All", "64 px, as trained").layer
         5
     """
-    for name, value, accepted in (("method", method, METHODS), ("hops", hops, HOPS), ("resolution", side, SIDES)):
+    allowed = sides(mechanism)
+    for name, value, accepted in (("method", method, METHODS), ("hops", hops, HOPS), ("resolution", side, allowed)):
         if value not in accepted:
             raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
     if layer is None or layer != int(layer) or layer < 1:
@@ -49,7 +60,7 @@ def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: flo
     if head != MEAN and not (head or "").isdecimal():
         raise ValueError(f"head must be {MEAN!r} or a number, got {head!r}")
     which = None if head == MEAN else int(head) - 1
-    return Settings(mechanism, int(layer) - 1, which, METHODS[method], gamma, HOPS[hops], SIDES[side])
+    return Settings(mechanism, int(layer) - 1, which, METHODS[method], gamma, HOPS[hops], allowed[side])
 
 
 def map_tab(image: Image.Image, settings: Settings, method: str) -> str:
@@ -76,7 +87,7 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
         batch = model_input(model, image, found.size)
         graph = token_graph(model, batch, settings.layer, settings.head, settings.gamma)
     places = {
-        STARTS[0]: 0,
+        STARTS[0]: 0 if prefix else int(found.map.argmax()),
         STARTS[1]: prefix + int(found.map.argmax()),
         STARTS[2]: prefix + (rows // 2) * columns + columns // 2,
     }
@@ -86,17 +97,20 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
     )
     text = (
         f"{graph.size} tokens, γ = {settings.gamma:g}, spectral radius {graph.spectral_radius():.3f}. At each hop the "
-        f"walk moves by γ times the attention weights, or ends.{scaled}"
+        f"walk moves by γ times the attention weights, or ends.{scaled} Orange: steps from the start. Blue: "
+        "the strongest steps of all. Size: expected visits."
     )
-    if settings.mechanism == "Linear-InfSA":
+    if start == STARTS[0] and not prefix:
+        text += " The model has no class token: the walk starts at the highest patch."
+    if is_linear(settings.mechanism):
         text += " All rows of this graph are equal: after one hop every walk looks the same."
     picture = small(image)
     walked = draw_walk(picture, followed, (rows, columns), prefix)
     central = draw_centralities(picture, compared(graph), (rows, columns), prefix)
     return (
-        card(walked, "A random walk on the token graph", text, alt="Token graph over the picture, and a walk on it")
+        framed(walked, "A random walk on the token graph", text)
         + '<h3 class="part">Centralities compared</h3>'
-        + card(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
+        + framed(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
     )
 
 

@@ -11,11 +11,14 @@ from .gigapixel import Scene, View
 from .look import Look, Settings
 from .pictures import KEPT, data_uri
 from .removal import Removal
+from .shelf import MECHANISMS
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
 
 CSS = """
-.gradio-container {max-width: 1280px !important; margin: 0 auto !important; padding: 12px 24px !important}
+html {scrollbar-gutter: stable}
+.gradio-container {width: 100% !important; max-width: 1280px !important; margin: 0 auto !important;
+  padding: 12px 24px !important}
 #title h1 {font-size: 1.5rem; margin: 0 0 .1rem} #title p {margin: 0; font-size: .95rem; opacity: .8}
 .controls {flex: 0 0 380px !important; gap: 8px !important} .results {flex: 1 1 0 !important}
 .controls .block {padding: 6px 10px !important} .drop {padding: 0 !important}
@@ -24,18 +27,19 @@ CSS = """
 .windows {display: grid; grid-template-columns: 1fr 1.5fr 1.5fr; gap: 12px; align-items: start}
 .shots {display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; align-items: start}
 .pair {display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.7fr); gap: 16px; align-items: start}
-figure.card {margin: 0; background: #fff; color: #222; border: 1px solid var(--border-color-primary);
-  border-radius: 8px; overflow: hidden}
-figure.card img {width: 100%; display: block} figure.card figcaption {padding: 6px 10px; font-size: .85rem}
-figure.card figcaption b {display: block} figure.card :is(figcaption, b) {color: #222 !important}
+figure.card, .chart {margin: 0; background: var(--block-background-fill); color: var(--body-text-color);
+  border: 1px solid var(--border-color-primary); border-radius: 8px; overflow: hidden}
+figure.card > :is(img, svg), .chart > svg {width: 100%; height: auto; display: block}
+figure.card figcaption {padding: 6px 10px; font-size: .85rem} figure.card figcaption b {display: block}
 .guess {display: grid; grid-template-columns: 9rem 1fr 3rem; gap: 8px; align-items: center; margin: 3px 0;
   font-size: .92rem}
 .guess i {display: block; height: 10px; border-radius: 5px; background: #0072B2; min-width: 2px}
 .guess span:last-child {text-align: right; font-variant-numeric: tabular-nums}
 .note {font-size: .88rem; opacity: .8; margin: .5rem 0}
 h3.part {font-size: 1rem; font-weight: 600; margin: .9rem 0 .4rem}
-.chart, .locator {position: relative} .chart img, .locator img {width: 100%; display: block; border-radius: 8px}
-.chart i {position: absolute; width: 2px; background: #222} .big {font-size: 1.5rem; font-weight: 600; margin: .5rem 0}
+.chart, .locator {position: relative} .locator img {width: 100%; display: block; border-radius: 8px}
+.chart i {position: absolute; width: 2px; background: currentColor}
+.big {font-size: 1.5rem; font-weight: 600; margin: .5rem 0}
 .locator i {position: absolute; border: 2px solid #fff; outline: 2px solid #0072B2; box-sizing: border-box}
 :is(button, input, [role=tab], [role=listbox]):focus-visible {outline: 3px solid #E69F00 !important;
   outline-offset: 2px}
@@ -51,9 +55,18 @@ def card(source: str, title: str, text: str = "", alt: str = "") -> str:
         >>> card(data_uri(picture), "Map", "7 × 10 patches")[:21]
         '<figure class="card">'
     """
+    return framed(f'<img src="{source}" alt="{escape(alt or f"{title}. {text}")}">', title, text)
+
+
+def framed(inside: str, title: str, text: str = "") -> str:
+    """Anything with a caption; ``inside`` is HTML or SVG.
+
+    Example:
+        >>> framed(draw_removal(removal), "Curves")[:21]
+        '<figure class="card">'
+    """
     caption = f"<b>{escape(title)}</b>{escape(text)}"
-    alt = escape(alt or f"{title}. {text}")
-    return f'<figure class="card"><img src="{source}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
+    return f'<figure class="card">{inside}<figcaption>{caption}</figcaption></figure>'
 
 
 def small(image: Image.Image) -> Image.Image:
@@ -120,12 +133,14 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
         )
         for name, other in found.others.items()
     )
+    known = "The three models are tiny and know 50 classes only, so the first guess is often wrong. "
+    beside = "all three mechanisms" if found.others.keys() == MECHANISMS.keys() else "all models"
     return (
         f'<div class="shots">{first}</div><h3 class="part">{escape(settings.mechanism)} takes it for</h3>'
         f"{guesses(explanation.predictions)}"
-        '<p class="note">The three models are tiny and know 50 classes only, so the first guess is often wrong. '
+        f'<p class="note">{known if settings.mechanism in MECHANISMS else ""}'
         "The map shows what the guess was read from.</p>"
-        '<h3 class="part">The same picture by all three mechanisms (class token\'s row, last layer)</h3>'
+        f'<h3 class="part">The same picture by {beside} (class token\'s row, last layer)</h3>'
         f'<div class="shots">{side}</div>'
     )
 
@@ -157,8 +172,8 @@ def show_removal(removal: Removal, drawn: str, level: int) -> str:
     left, bottom, width, height = CURVE_PLACE
     share = float(removal.counts[level]) / removal.ranks.numel()
     line = f"left:{left + share * width:.2%};top:{1 - bottom - height:.2%};height:{height:.2%}"
-    alt = "Probability of the first guess against the share of patches removed, in three orders"
-    chart = f'<div class="chart"><img src="{drawn}" alt="{alt}"><i style="{line}"></i></div>'
+    name = "Probability of the first guess against the share of patches removed, in three orders"
+    chart = f'<div class="chart" aria-label="{name}">{drawn}<i style="{line}"></i></div>'
     note = '<p class="note">A good map makes the red curve fall fast and the blue one stay up.</p>'
     return f'<div class="pair"><div>{show_step(removal, level)}</div><div>{chart}{note}</div></div>'
 
@@ -185,7 +200,7 @@ def show_view(scene: Scene, seen: View) -> str:
     return (
         f'<div class="windows">{locator}{card(data_uri(seen.picture), "Window", across)}'
         f"{card(data_uri(seen.overlaid), 'Map of the window', 'bright = high in this window')}</div>"
-        f'<h3 class="part">Linear-InfSA takes the whole image for</h3>{guesses(scene.predictions)}'
+        f'<h3 class="part">{escape(scene.model)} takes the whole image for</h3>{guesses(scene.predictions)}'
         f'<p class="note">{width} × {height} pixels, {rows} × {columns} patches: {speed}. The frame shows where the '
-        "window lies. The model knows 50 classes only.</p>"
+        f"window lies.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
     )

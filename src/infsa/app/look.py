@@ -13,7 +13,7 @@ from torchvision.transforms import functional as F  # type: ignore[import-untype
 from ..data.transforms import RESAMPLING
 from ..evaluate import Explanation, data_config, explain
 from ..models import InfViT
-from .shelf import MECHANISMS, borrow
+from .shelf import borrow, names, trained_side
 from .walks import token_graph, walk_scores
 
 WALKS = "walks"  # the map that γ and hops shape; with all hops, the incoming Katz centrality
@@ -36,7 +36,7 @@ class Settings:
         >>> Settings(mechanism="softmax", layer=0, method="rollout")
     """
 
-    mechanism: str = "Pure InfSA"
+    mechanism: str = "Pure InfSA"  # or the name of an own model
     layer: int = -1
     head: int | None = None  # None: the mean over heads
     method: str = "last"
@@ -55,20 +55,21 @@ class Look:
     """
 
     explanation: Explanation
-    others: dict[str, Explanation]  # every mechanism at its last layer's map
+    others: dict[str, Explanation]  # every model at its last layer's map
 
 
 def look(image: Image.Image, settings: Settings) -> Look:
-    """The map of one mechanism by the settings, and those of all three beside it.
+    """The map of one model by the settings, and those of all models beside it, enlarged or not like this one.
 
     Example:
         >>> look(picture, Settings(method="rollout")).explanation.map.shape
         (7, 10)
     """
-    others = {}
-    for mechanism in MECHANISMS:
-        with borrow(mechanism) as model:
-            others[mechanism] = explain(model, image, side=settings.side)
+    others, enlarged = {}, settings.side / trained_side(settings.mechanism)
+    for name in names():
+        side = round(enlarged * trained_side(name))
+        with borrow(name) as model:
+            others[name] = explain(model, image, side=side)
     return Look(explained(image, settings), others)
 
 

@@ -1,9 +1,11 @@
 """The page itself: controls in one column, results in the other, and what calls what. Everything else is plain code."""
 
+import os
 import socket
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import gradio as gr
@@ -13,7 +15,7 @@ from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene, view
 from .html import CSS, show_view
 from .look import METHODS
 from .pictures import LARGER, MAX_PIXELS, examples, read_picture
-from .shelf import MECHANISMS, borrow, sizes
+from .shelf import MECHANISMS, add, borrow, names, sizes, streamed
 
 UPLOAD_LIMIT = "2gb"
 QUEUE = 64  # waiting requests; more are told to come back
@@ -70,8 +72,8 @@ def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXEL
     Example:
         >>> build().launch()
     """
-    for mechanism in MECHANISMS:
-        with borrow(mechanism):
+    for model in names():
+        with borrow(model):
             pass  # loaded before the first visitor comes
     with gr.Blocks(title="infsa explorer", analytics_enabled=False, delete_cache=(HOUR, 24 * HOUR)) as page:
         gr.Markdown(
@@ -89,25 +91,28 @@ def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXEL
 
 def _picture_tab(page: gr.Blocks) -> None:
     samples = examples()
-    names = list(samples)
+    pictures, models = list(samples), names()
+    own = len(models) > len(MECHANISMS)
+    first_model = models[0]
     picture, curves = gr.State(), gr.State()
     active = gr.State(TABS[0])
     with gr.Row():
         with gr.Column(elem_classes="controls"):
-            example = gr.Radio(names, value=names[0], label="Example picture")
+            example = gr.Radio(pictures, value=pictures[0], label="Example picture")
             upload = gr.File(
                 label=f"Or your own, up to {MAX_PIXELS / 1e6:.0f} megapixels", height=72, elem_classes="drop"
             )
-            mechanism = gr.Radio(list(MECHANISMS), value="Pure InfSA", label="Mechanism")
+            mechanism = gr.Radio(models, value=first_model, label="Model" if own else "Mechanism")
             method = gr.Dropdown(list(METHODS), value=next(iter(METHODS)), label="Map")
-            layers, heads = sizes("Pure InfSA")
+            layers, heads = sizes(first_model)
             with gr.Row():
                 layer = gr.Slider(1, layers, value=layers, step=1, label="Layer", min_width=130, buttons=[])
                 head = gr.Dropdown(_heads(heads), value=on.MEAN, label="Head", min_width=130)
             with gr.Row():
                 gamma = gr.Slider(0.1, 0.9, value=0.7, step=0.05, label="γ", min_width=130, buttons=[])
                 hops = gr.Dropdown(list(on.HOPS), value="All", label="Hops", min_width=130)
-            side = gr.Dropdown(list(on.SIDES), value=next(iter(on.SIDES)), label="What the model sees")
+            seen = list(on.sides(first_model))
+            side = gr.Dropdown(seen, value=seen[0], label="What the model sees")
         with gr.Column(elem_classes="results"), gr.Tabs():
             with gr.Tab(TABS[0]) as first:
                 map_html = gr.HTML(elem_id="map")
@@ -135,7 +140,7 @@ def _picture_tab(page: gr.Blocks) -> None:
         if name is None:
             return gr.skip()
         if name not in samples:
-            raise ValueError(f"example must be one of {names}, got {name!r}")
+            raise ValueError(f"example must be one of {pictures}, got {name!r}")
         return read_picture(samples[name])
 
     def dropped(path: str) -> tuple[Any, None]:
@@ -145,9 +150,12 @@ def _picture_tab(page: gr.Blocks) -> None:
     done = [gr.on(changed, api_name="show", **work)]
     loaded = gr.on([page.load, example.input], told(chosen), example, picture, api_name="choose", **quick)
     sent = upload.upload(told(dropped), upload, [picture, example], api_name="upload", **quick)
-    switched = mechanism.input(
-        lambda name: gr.Dropdown(_heads(sizes(name)[1]), value=on.MEAN), mechanism, head, api_name="heads", **quick
-    )
+    adjusted = [head, layer, side] if own else [head]  # the shipped models differ in their heads alone
+
+    def adjust(name: str) -> Any:
+        return _controls(name) if own else _controls(name)[0]
+
+    switched = mechanism.input(adjust, mechanism, adjusted, api_name="heads", **quick)
     done += [before.success(api_visibility="private", **work) for before in (loaded, sent, switched)]
     for tab, name in ((first, TABS[0]), (second, TABS[1]), (third, TABS[2])):
         opened = tab.select(lambda name=name: name, None, active, api_visibility="private", queue=False)
@@ -158,13 +166,20 @@ def _picture_tab(page: gr.Blocks) -> None:
         before.success(*here, api_visibility="private", **quick)
 
 
+def _controls(model: str) -> list[Any]:
+    """The heads, layers and sizes that can be chosen for a model."""
+    (layers, heads), seen = sizes(model), list(on.sides(model))
+    layer = gr.Slider(maximum=layers, value=layers)
+    return [gr.Dropdown(_heads(heads), value=on.MEAN), layer, gr.Dropdown(seen, value=seen[0])]
+
+
 def _heads(count: int) -> list[str]:
     return [on.MEAN, *(str(head) for head in range(1, count + 1))]
 
 
 def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
     places = files | examples(LARGER)
-    names = list(places)
+    images, models = list(places), streamed()
     scene = gr.State()
     with gr.Row():
         with gr.Column(elem_classes="controls"):
@@ -172,8 +187,9 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
                 f"Linear-InfSA reads an image tile by tile, at its own resolution. Up to {max_megapixels:,.0f} "
                 "megapixels: TIFF, whole slides, JPEG, PNG, npy."
             )
-            name = gr.Dropdown(names, value=names[0] if names else None, label="Image on this machine")
+            name = gr.Dropdown(images, value=images[0] if images else None, label="Image on this machine")
             upload = gr.File(label="Or your own", height=72, elem_classes="drop")
+            model = gr.Dropdown(models, value=models[0], label="Model", visible=len(models) > 1)
             button = gr.Button("Stream it", variant="primary")
             zoom = gr.Slider(1, 64, value=1, step=1, label="Zoom", buttons=[])
             across = gr.Slider(0, 100, value=50, step=1, label="Across (%)", buttons=[])
@@ -183,19 +199,26 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
                 '<p class="note">Nothing streamed yet. A megapixel takes a few seconds.</p>', elem_id="window"
             )
 
-    def streamed(name: str | None, path: str | None, progress: gr.Progress = gr.Progress()) -> tuple[Scene, Any]:  # noqa: B008
+    def sent(
+        name: str | None,
+        path: str | None,
+        model: str = models[0],
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> tuple[Scene, Any]:
         if path is None and name not in places:
-            raise ValueError(f"choose an image, one of {names}, or drop a file")
+            raise ValueError(f"choose an image, one of {images}, or drop a file")
+        if model not in models:
+            raise ValueError(f"model must be one of {models}, got {model!r}")
         chosen = Path(path) if path is not None else places[str(name)]
         progress(0, desc="opening")
-        found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text))
+        found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text), model)
         return found, gr.skip()  # the window hears of the progress; what it shows depends on the sliders
 
     def moved(found: Scene | None, zoom: float, across: float, down: float) -> Any:
         return gr.skip() if found is None else show_view(found, view(found, across / 100, down / 100, zoom))
 
     options: dict[str, Any] = {"concurrency_id": "stream", "concurrency_limit": 1}
-    done = button.click(told(streamed), [name, upload], [scene, window], api_name="stream", **options)
+    done = button.click(told(sent), [name, upload, model], [scene, window], api_name="stream", **options)
     here: tuple[Any, ...] = (told(moved), [scene, zoom, across, down], window)
     done.success(*here, api_visibility="private", show_progress="hidden")
     moves = [zoom.change, across.change, down.change]
@@ -218,10 +241,25 @@ def theme() -> gr.themes.Base:
     )
 
 
+@cache
+def uploads() -> "TemporaryDirectory[str]":
+    """The folder for what is uploaded to this process; it goes when the process ends.
+
+    Example:
+        >>> uploads().name
+    """
+    parent = Path(os.environ.get("GRADIO_TEMP_DIR") or gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = TemporaryDirectory(prefix="infsa-app-", dir=parent, ignore_cleanup_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder.name  # Gradio reads it again and again
+    return folder
+
+
 def serve(
     files: list[Path] | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
     *,
+    checkpoints: list[str] | None = None,
     port: int | None = None,
     open_browser: bool = False,
 ) -> tuple[gr.Blocks, str]:
@@ -235,6 +273,8 @@ def serve(
         raise ValueError(f"max_megapixels must be more than 0, got {max_megapixels!r}")
     if port is not None:
         check_free(port)
+    add(checkpoints or [])
+    uploads()
     page = build(files, max_megapixels)
     _, address, _ = page.launch(
         server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,

@@ -1,40 +1,98 @@
-"""The shipped models, loaded once, changed by nobody, lent to one caller at a time."""
+"""The models of the page, loaded once, changed by nobody, lent to one caller at a time."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ..evaluate import load_model
+from PIL import Image
+
+from ..evaluate import Subject, explain, load_model
 from ..models import InfViT
 
 MECHANISMS = {"Pure InfSA": "infvit_pure_tiny", "Linear-InfSA": "infvit_linear_tiny", "softmax": "vit_tiny"}
-STREAMING = "streaming"  # Linear-InfSA again, padding images to whole patches
 
-_LOCKS = {name: threading.Lock() for name in (*MECHANISMS, STREAMING)}
-_MODELS: dict[str, InfViT] = {}
+_SOURCES = dict(MECHANISMS)  # by the names that the page shows
+_LOCKS: dict[tuple[str, bool], threading.Lock] = {}
+_MODELS: dict[tuple[str, bool], InfViT] = {}
 
 
 @contextmanager
-def borrow(mechanism: str) -> Iterator[InfViT]:
+def borrow(mechanism: str, padded: bool = False) -> Iterator[InfViT]:
     """A model in eval mode, for as long as the block lasts. Reading gradients hooks into a model: one at a time.
+
+    ``padded``: its copy that pads images to whole patches, for streaming.
 
     Example:
         >>> with borrow("Pure InfSA") as model:
         ...     logits = model(images)
     """
-    if mechanism not in _LOCKS:
-        raise ValueError(f"mechanism must be one of {list(MECHANISMS)}, got {mechanism!r}")
-    with _LOCKS[mechanism]:
-        if mechanism not in _MODELS:
-            _MODELS[mechanism] = _load(mechanism)
-        yield _MODELS[mechanism]
+    if mechanism not in _SOURCES:
+        raise ValueError(f"mechanism must be one of {names()}, got {mechanism!r}")
+    key = mechanism, padded
+    with _LOCKS.setdefault(key, threading.Lock()):
+        if key not in _MODELS:
+            model = load_model(_SOURCES[mechanism]).requires_grad_(False)
+            if padded:
+                model.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
+            _MODELS[key] = model
+        yield _MODELS[key]
 
 
-def _load(mechanism: str) -> InfViT:
-    model = load_model(MECHANISMS.get(mechanism, MECHANISMS["Linear-InfSA"])).requires_grad_(False)
-    if mechanism == STREAMING:
-        model.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
-    return model
+def add(checkpoints: Iterable[str]) -> None:
+    """Put own models on the shelf, each a path or ``NAME=PATH``; one that the page cannot show is refused.
+
+    Example:
+        >>> add(["birds=runs/birds/model"])
+        >>> names()[0]
+        'birds'
+    """
+    subjects = [Subject.of(checkpoint) for checkpoint in checkpoints]
+    given = [subject.name for subject in subjects]
+    for name in given:
+        if given.count(name) > 1 or name in MECHANISMS:
+            raise ValueError(f"every checkpoint needs a name of its own, got {name!r} twice; NAME=PATH gives one")
+    for subject in subjects:
+        model = subject.load().requires_grad_(False)
+        if not model.num_classes:
+            raise ValueError(f"{subject.source} has no classes, so there is no guess to explain")
+        try:
+            explain(model, Image.new("RGB", (64, 64)), side=min(model.patch_embed.img_size))
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ValueError(f"{subject.source} cannot be shown on the page: {error}") from error
+        _SOURCES[subject.name] = subject.source
+        _MODELS[subject.name, False] = model
+        _MODELS.pop((subject.name, True), None)
+
+
+def names() -> list[str]:
+    """What is on the shelf: own models first.
+
+    Example:
+        >>> names()
+        ['Pure InfSA', 'Linear-InfSA', 'softmax']
+    """
+    return [*(name for name in _SOURCES if name not in MECHANISMS), *MECHANISMS]
+
+
+def streamed() -> list[str]:
+    """The models that stream: those with Linear-InfSA.
+
+    Example:
+        >>> streamed()
+        ['Linear-InfSA']
+    """
+    return [name for name in names() if is_linear(name)]
+
+
+def is_linear(mechanism: str) -> bool:
+    """Whether all rows of a model's graphs are equal.
+
+    Example:
+        >>> is_linear("softmax")
+        False
+    """
+    with borrow(mechanism) as model:
+        return model.attention == "infsa_linear"
 
 
 def sizes(mechanism: str) -> tuple[int, int]:
@@ -46,3 +104,14 @@ def sizes(mechanism: str) -> tuple[int, int]:
     """
     with borrow(mechanism) as model:
         return len(model.blocks), model.num_heads
+
+
+def trained_side(mechanism: str) -> int:
+    """The side of the square that a model was made for, in pixels.
+
+    Example:
+        >>> trained_side("softmax")
+        64
+    """
+    with borrow(mechanism) as model:
+        return min(model.patch_embed.img_size)

@@ -7,15 +7,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .options import at_least, print_table
+from .options import at_least
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
+from .tables import FittedTable
 
 
 @with_recipe_options
 def ablate(
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="name=value,value,...; repeated, all combinations. Default: the paper's two sweeps."),
+        typer.Option(help="name=value,value,...; repeated, all combinations.", show_default="the paper's two sweeps"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per point.", callback=at_least(1))] = 3,
     recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
@@ -67,7 +68,7 @@ def ablate(
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
     columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
     rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]
-    print_table(console, Rows(columns, rows), "Ablation", f"mean ± deviation over {seeds} seeds")
+    console.print(FittedTable(Rows(columns, rows), caption=f"mean ± deviation over {seeds} seeds"))
     for file in (out / "ablation.json", figure):
         console.print(f"  {file}", highlight=False, soft_wrap=True)
 

@@ -2,25 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..ops.validate import check_gamma
-from .options import at_least, chosen_device, print_table
-from .parameters import check_seed, checked
+from .options import at_least, chosen_device
+from .parameters import check_gamma, check_seed, checked
 from .recipe_options import parse_pairs
-
-if TYPE_CHECKING:
-    from ..report.quality_tables import Rows
+from .tables import FittedTable
 
 
 def adapt(
     model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
     data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a data set such as folder:PATH.")] = "shapes",
-    weights: Annotated[Path | None, typer.Option(help="Safetensors of the original model.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Safetensors of the original model.", show_default="random weights")
+    ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
     option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data; repeatable.")] = None,
@@ -29,7 +28,9 @@ def adapt(
     norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
     gamma: Annotated[float, typer.Option(help="First decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     fixed_gamma: Annotated[bool, typer.Option("--fixed-gamma", help="Do not learn the decay.")] = False,
-    include: Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")
+    ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
     layer_epochs: Annotated[int, typer.Option(help="Matching each layer's output.", callback=at_least(0))] = 2,
     logit_epochs: Annotated[int, typer.Option(help="Matching the logits.", callback=at_least(0))] = 5,
@@ -86,23 +87,28 @@ def adapt(
     if as_json:
         typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
         return
-    print_table(console, stages_rows(result), "Stages")
+    console.print(stages_table(result))
     if skipped := result["skipped"]:
         console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)
     for name in ("model.safetensors", "result.json", "checkpoints"):
         console.print(f"  {out / name}", highlight=False, soft_wrap=True)
 
 
-def stages_rows(result: dict[str, Any]) -> "Rows":
+def stages_table(result: dict[str, Any]) -> FittedTable:
     """Agreement and accuracy after every stage.
 
     Example:
-        >>> print_table(Console(), stages_rows(adapt(original, converted, plan, "runs/adapt")), "Stages")
+        >>> Console().print(stages_table(adapt(original, converted, plan, "runs/adapt")))
     """
     from ..report.quality_tables import Rows
 
-    rows = []
-    for row in result["history"]:
-        top1 = "" if row["top1"] is None else f"{row['top1']:.2%}"
-        rows.append([row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}"])
-    return Rows(["after", "agreement with the original", "top-1", "seconds so far"], rows)
+    rows = [
+        [
+            row["stage"],
+            f"{row['agreement']:.2%}",
+            "" if row["top1"] is None else f"{row['top1']:.2%}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in result["history"]
+    ]
+    return FittedTable(Rows(["after", "agreement with the original", "top-1", "seconds so far"], rows))

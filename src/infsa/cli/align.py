@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import at_least, chosen_device, print_table, progress_report
+from .options import at_least, chosen_device, progress_report
 from .parameters import check_seed, checked
+from .tables import FittedTable
 
 
 def align(
@@ -67,6 +68,6 @@ def align(
         typer.echo(json.dumps({**summary, "files": [str(file), str(figure)]}, indent=1))
         return
     caption = "Mean ± deviation over seeds (deviation over heads and images)."
-    print_table(console, alignment_table(summary), "Agreement with the Perron vector, all layers", caption)
-    print_table(console, alignment_table(summary, layers=True), "Layer by layer")
+    console.print(FittedTable(alignment_table(summary), "Agreement with the Perron vector, all layers", caption))
+    console.print(FittedTable(alignment_table(summary, layers=True), "Layer by layer"))
     console.print(f"Written: {file}, {figure}", highlight=False, soft_wrap=True)

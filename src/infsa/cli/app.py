@@ -5,24 +5,8 @@ from typing import Annotated
 
 import typer
 
-from . import (
-    ablate,
-    adapt,
-    align,
-    bench,
-    convert,
-    demo,
-    evaluate,
-    explain,
-    explore,
-    export,
-    info,
-    predict,
-    quality,
-    reproduce,
-    stream,
-    train,
-)
+from ..version import __version__
+from .commands import Commands
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, wherever typer takes it from
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -30,6 +14,7 @@ LONGEST = 600  # characters of an error; a failed compilation brings the compile
 
 app = typer.Typer(
     name="infsa",
+    cls=Commands,
     help="Infinite Self-Attention: attention as diffusion on a token graph.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,31 +22,22 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"infsa {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; anywhere in the line.")
     ] = False,
 ) -> None:
     """Infinite Self-Attention: attention as diffusion on a token graph."""
-
-
-app.command("demo")(demo.demo)
-app.command("info")(info.info)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("export")(export.export)
-app.command("ablate")(ablate.ablate)
-app.command("explain")(explain.explain)
-app.command("app")(explore.explore)
-app.command("quality")(quality.quality)
-app.command("align")(align.align)
-app.command("bench")(bench.bench)
-app.command("stream")(stream.stream)
-app.command("convert")(convert.convert)
-app.command("adapt")(adapt.adapt)
-app.command("reproduce")(reproduce.reproduce)
 
 
 def main() -> None:

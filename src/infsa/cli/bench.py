@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from .options import at_least, chosen_device, table_of
+from .options import at_least, chosen_device
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
@@ -33,26 +33,42 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="The preset quick: a few minutes on a small CPU.")] = False,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(help="Mechanism, or row of a preset; may be repeated. Default: the paper's nine."),
+        typer.Option(help="Mechanism, or row of a preset; may be repeated.", show_default="the paper's nine"),
     ] = None,
     config: Annotated[
-        list[str] | None, typer.Option(help="4L-64H, 24L-16H, 12L-12H-768, ...: layers, heads, width, patch.")
+        list[str] | None,
+        typer.Option(help="4L-64H, 24L-16H, 12L-12H-768, ...: layers, heads, width, patch.", show_default="4L-64H"),
     ] = None,
-    resolution: Annotated[list[str] | None, typer.Option(help="1024 or 512x768; may be repeated.")] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="infer or train; may be repeated.")] = None,
+    resolution: Annotated[
+        list[str] | None, typer.Option(help="1024 or 512x768; may be repeated.", show_default="224; 512 in a search")
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="infer or train; may be repeated.", show_default="infer")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images per call.", callback=at_least(1))] = 1,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: float32 on a CPU.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
+    ] = None,
     compile: Annotated[str, typer.Option(help="none, default or reduce-overhead (CUDA graphs).")] = "none",
     part: Annotated[str, typer.Option(help="model, or attention: a single layer.")] = "model",
     energy: Annotated[bool, typer.Option("--energy", help="Measure energy, 5 s per row.")] = False,
     max_resolution: Annotated[
         bool, typer.Option("--max-resolution", help="Search the largest image instead of timing.")
     ] = False,
-    memory_cap: Annotated[float | None, typer.Option(help="GiB that the search may use.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds per call in the search.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Timed seconds per row and round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds in which rows take turns.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no further row is started.")] = None,
+    memory_cap: Annotated[
+        float | None, typer.Option(help="GiB that the search may use.", show_default="all; 1 with --quick")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds per call in the search.", show_default="10; 3 with --quick")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Timed seconds per row and round.", show_default="0.25; 0.1 with --quick")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds in which rows take turns.", show_default="3")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which no further row is started.", show_default="no limit; 140 with --quick"),
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Result file; a CSV and figures go beside it.")] = Path("runs/bench.json"),
@@ -180,26 +196,26 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
         typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
         return
     for name, rows in timed_groups(content).items():
-        console.print(table_of(group_table(rows), name, names=True))
+        console.print(FittedTable(group_table(rows), name))
     for name, table in slope_tables(content).items():
-        console.print(table_of(table, f"Growth with N: {name}", "95 % confidence intervals", names=True))
+        console.print(FittedTable(table, f"Growth with N: {name}", "95 % confidence intervals"))
     limits = limit_table(content)
     if limits.rows:
         console.print(limits_table(limits))
     if content["checks"]:
-        console.print(table_of(check_table(content), "Known matrix product: what the harness adds to a time"))
+        console.print(FittedTable(check_table(content), "Known matrix product: what the harness adds to a time"))
     console.print(f"{machine_line(content)} {LEGEND}", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)
 
 
-def limits_table(limits: "Rows") -> Table:
+def limits_table(limits: "Rows") -> FittedTable:
     """The largest images; terms that are the same for all rows go below the table."""
     terms = {tuple(row[-2:]) for row in limits.rows}
     if len(terms) > 1:
-        return table_of(limits, "Largest image", names=True)
+        return FittedTable(limits, "Largest image")
     caption = ", ".join(f"{name}: {value}" for name, value in zip(limits.columns[-2:], *terms, strict=True))
     short = limits._replace(columns=limits.columns[:-2], rows=[row[:-2] for row in limits.rows])
-    return table_of(short, "Largest image", caption, names=True)
+    return FittedTable(short, "Largest image", caption)
 
 
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
@@ -214,4 +230,4 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    Console().print(table_of(compare_table(a, b), f"{second} against {first}", compare_note(a, b)))
+    Console().print(FittedTable(compare_table(a, b), f"{second} against {first}", compare_note(a, b)))

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from ..ops.validate import check_gamma
-from .parameters import checked
+from .parameters import check_gamma, checked
 from .recipe_options import parse_pairs
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..convert import ConversionPlan
@@ -25,9 +23,13 @@ def convert(
     gamma: Annotated[float, typer.Option(help="Decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     learn_gamma: Annotated[bool, typer.Option("--learn-gamma", help="One learned decay per head.")] = False,
     chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
-    include: Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")
+    ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Safetensors to load first; otherwise random.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Safetensors to load first.", show_default="random weights")
+    ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
     option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the converted weights go (.safetensors).")] = None,
@@ -67,20 +69,17 @@ def convert(
         typer.echo(json.dumps(content, indent=2))
 
 
-def plan_table(plan: "ConversionPlan", title: str) -> Table:
+def plan_table(plan: "ConversionPlan", title: str) -> FittedTable:
     """A plan for the terminal, without the columns that say no for every layer.
 
     Example:
         >>> Console().print(plan_table(infsa.plan_conversion(model), "my model"))
     """
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    rows = plan.rows()
-    if not rows:
-        table.caption = "no attention layers"
-        return table
-    shown = [column for column in rows[0] if any(row[column] not in ("no", "none") for row in rows)]
-    for column in shown:
-        table.add_column(column, overflow="fold", no_wrap=column == "layer")
-    for row in rows:
-        table.add_row(*(row[column] for column in shown))
-    return table
+    from ..report.quality_tables import Rows
+
+    layers = plan.rows()
+    shown = (
+        [column for column in layers[0] if any(row[column] not in ("no", "none") for row in layers)] if layers else []
+    )
+    cells = [[row[column] for column in shown] for row in layers]
+    return FittedTable(Rows(shown, cells), title, "" if layers else "no attention layers")

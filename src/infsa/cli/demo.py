@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ..ops.validate import check_gamma
-from .options import progress_report, table_of
-from .parameters import check_seed, checked
+from .options import progress_report
+from .parameters import check_gamma, check_seed, checked
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..report.demo import Demo
@@ -66,7 +65,7 @@ def demo(
     console.print(f"\nOpen the report: [bold]{page}[/bold]", highlight=False, soft_wrap=True)
 
 
-def maps_table(models: "Models") -> Table:
+def maps_table(models: "Models") -> FittedTable:
     """What the models take the photographs for, and what their maps are worth."""
     from ..report.quality_tables import Rows
 
@@ -81,63 +80,61 @@ def maps_table(models: "Models") -> Table:
     rows.append(["area over the MoRF curve, %", *(f"{100 * models.areas[name]['map']:.1f}" for name in names)])
     rows.append(["  in random order", *(f"{100 * models.areas[name]['random order']:.1f}" for name in names)])
     caption = f"Shipped weights, 50 classes, 64 pixels; curves over {models.views} views."
-    return table_of(Rows(["photograph", *names], rows), "0. Photographs through the shipped models", caption)
+    return FittedTable(Rows(["photograph", *names], rows), "0. Photographs through the shipped models", caption)
 
 
-def timing_table(timing: dict[str, Any]) -> Table:
+def timing_table(timing: dict[str, Any]) -> FittedTable:
     """Milliseconds over growing N."""
     from ..report.bench_tables import number
     from ..report.quality_tables import Rows
 
     rows = [[name, *(number(time) for time in times)] for name, times in timing["milliseconds"].items()]
     columns = ["one layer, ms", *(f"N = {tokens:,}" for tokens in timing["tokens"])]
-    return table_of(Rows(columns, rows), "4. Nine mechanisms over growing N, this CPU", "A sketch; see infsa bench.")
+    return FittedTable(Rows(columns, rows), "4. Nine mechanisms over growing N, this CPU", "A sketch; see infsa bench.")
 
 
-def identities_table(result: "Demo") -> Table:
+def identities_table(result: "Demo") -> FittedTable:
     """Three routes to the same numbers."""
-    table = Table(title="1. One operator, three readings", title_justify="left")
-    table.add_column("identity")
-    table.add_column("relative difference", justify="right")
-    for claim, difference in result.identities.items():
-        table.add_row(claim, f"{difference:.1e}")
-    table.caption = (
+    from ..report.quality_tables import Rows
+
+    rows = [[claim, f"{difference:.1e}"] for claim, difference in result.identities.items()]
+    caption = (
         f"{result.config['tokens']} tokens, gamma = {result.config['gamma']}, float64; head 0: spectral "
         f"radius {result.spectrum['spectral_radius']:.3f}, largest row sum "
         f"{result.spectrum['largest_row_sum']:.2f}"
     )
-    table.caption_justify = "left"
-    return table
+    return FittedTable(Rows(["identity", "relative difference"], rows), "1. One operator, three readings", caption)
 
 
-def ranking_table(result: "Demo") -> Table:
+def ranking_table(result: "Demo") -> FittedTable:
     """The most central tokens by every measure."""
-    table = Table(title="2. Which tokens matter (head 0)", title_justify="left")
-    table.add_column("centrality")
-    table.add_column("top five tokens")
-    table.add_column("Spearman with Katz (in)", justify="right")
-    for name, entry in result.summary()["ranking"].items():
-        tokens = ", ".join(str(token) for token in entry["top_tokens"])
-        table.add_row(name.replace("_", " "), tokens, f"{entry['spearman_with_katz_in']:.4f}")
-    table.caption = "Degree stands beside the multi-hop measures: where they agree, one hop says it all."
-    table.caption_justify = "left"
-    return table
+    from ..report.quality_tables import Rows
+
+    rows = [
+        [
+            name.replace("_", " "),
+            ", ".join(str(token) for token in entry["top_tokens"]),
+            f"{entry['spearman_with_katz_in']:.4f}",
+        ]
+        for name, entry in result.summary()["ranking"].items()
+    ]
+    columns = ["centrality", "top five tokens", "Spearman with Katz (in)"]
+    caption = "Degree stands beside the multi-hop measures: where they agree, one hop says it all."
+    return FittedTable(Rows(columns, rows), "2. Which tokens matter (head 0)", caption)
 
 
-def alignment_table(result: "Demo") -> Table:
+def alignment_table(result: "Demo") -> FittedTable:
     """Linear-InfSA's vector against the true Perron vector, beside two trivial candidates."""
-    table = Table(title="3. Does Linear-InfSA find the Perron vector?", title_justify="left")
-    table.add_column("tokens")
-    table.add_column("candidate")
-    for column in ("cosine, mean", "lowest", "Spearman, mean", "lowest"):
-        table.add_column(column, justify="right")
-    for tokens, candidates in result.summary()["alignment"].items():
-        for index, (name, entry) in enumerate(candidates.items()):
-            table.add_row(tokens if index == 0 else "", name, *(f"{value:.3f}" for value in entry.values()))
-        table.add_section()
-    table.caption = (
+    from ..report.quality_tables import Rows
+
+    rows = [
+        [tokens if index == 0 else "", name, *(f"{value:.3f}" for value in entry.values())]
+        for tokens, candidates in result.summary()["alignment"].items()
+        for index, (name, entry) in enumerate(candidates.items())
+    ]
+    columns = ["tokens", "candidate", "cosine, mean", "lowest", "Spearman, mean", "lowest"]
+    caption = (
         f"Over {result.config['heads']} heads, untrained projections. Energy and uniform are baselines. "
         "Centring the tokens shows how much of the agreement is a direction they share."
     )
-    table.caption_justify = "left"
-    return table
+    return FittedTable(Rows(columns, rows), "3. Does Linear-InfSA find the Perron vector?", caption)

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import at_least, chosen_device, print_table
+from .options import at_least, chosen_device
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..data import ImageDataset
@@ -90,9 +91,9 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
-    print_table(console, accuracy_rows(results), "Accuracy")
+    console.print(FittedTable(accuracy_rows(results), "Accuracy"))
     for name, result in results.items():
-        print_table(console, *class_rows(result, name))
+        console.print(FittedTable(*class_rows(result, name)))
     for file in files:
         console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
 

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import chosen_device, print_table
+from .options import chosen_device
 from .parameters import check_seed, checked
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -22,7 +23,10 @@ def explain(
     checkpoints: Annotated[
         list[str] | None,
         typer.Option(
-            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+            "--checkpoint",
+            "-c",
+            help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated.",
+            show_default="vit_tiny, infvit_pure_tiny, infvit_linear_tiny",
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
@@ -31,7 +35,7 @@ def explain(
         typer.Option(help="What the model sees: model (the size it was made for), native, or the side of a square."),
     ] = "model",
     layer: Annotated[int, typer.Option(help="Block to read, from the end if negative.")] = -1,
-    head: Annotated[int | None, typer.Option(help="One head instead of their mean.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head instead of their mean.", show_default="the mean")] = None,
     out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
@@ -134,10 +138,9 @@ def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
     rows = []
     for record in done:
         guesses = [f"{shown(guess['class'])} ({guess['probability']:.0%})" for guess in record["predictions"][:2]]
-        guesses += [""] * (2 - len(guesses))
         height, width = record["grid"]
-        rows.append([shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses])
-    print_table(
-        console, Rows(["image", "model", "patches", "first guess", "second guess"], rows), "What the models see"
-    )
+        cells = [shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses]
+        rows.append(cells + [""] * (5 - len(cells)))
+    columns = ["image", "model", "patches", "first guess", "second guess"]
+    console.print(FittedTable(Rows(columns, rows), "What the models see"))
     console.print(f"Panels, overlays and arrays are in {out}", highlight=False, markup=False, soft_wrap=True)

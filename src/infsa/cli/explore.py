@@ -1,5 +1,7 @@
 """``infsa app``: the explorer page on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +18,15 @@ def explore(
     files: Annotated[
         list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; may be repeated.")
     ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or run of your own; may be repeated."
+        ),
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the page; the first free one from 7860 if not given.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the page.", show_default="the first free one from 7860"),
     ] = None,
     max_megapixels: Annotated[
         float, typer.Option(help="Largest image of the Gigapixel tab.", callback=_more_than_nothing)
@@ -28,7 +37,7 @@ def explore(
 
     The page is served to this machine only and fetches nothing from elsewhere. Ctrl+C ends it.
 
-    Example: infsa app --file slide.tif
+    Example: infsa app --checkpoint birds=runs/birds/model --file slide.tif
     """
     try:
         import gradio  # noqa: F401
@@ -36,6 +45,9 @@ def explore(
         raise ImportError("the page needs gradio: pip install 'infsa[app]'") from error
     from ..app.page import serve
 
-    page, address = serve(files, max_megapixels, port=port, open_browser=open_browser)
+    page, address = serve(files, max_megapixels, checkpoints=checkpoints, port=port, open_browser=open_browser)
     typer.echo(f"The page is at {address} (Ctrl+C ends it)")
+    for name in ("SIGTERM", "SIGHUP"):  # an orderly end as well: uploads are removed
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     page.block_thread()

@@ -6,12 +6,10 @@ import os
 import platform
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..ops.validate import AVAILABLE
 from ..version import __version__
 
 OPTIONAL = ("timm", "triton", "torchvision", "lightning", "transformers", "onnxruntime", "gradio")
@@ -27,6 +25,10 @@ def installed(package: str) -> str | None:
 
 def collect() -> dict[str, Any]:
     """Versions, devices and implementations, as plain data."""
+    import torch
+
+    from ..ops.validate import AVAILABLE
+
     devices = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} threads)"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

@@ -4,19 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from .parameters import checked
 
 if TYPE_CHECKING:
+    import torch
+
     from ..evaluate.study import Report
-    from ..report.quality_tables import Rows
 
 
 def at_least(lowest: int) -> Callable[[int], int]:
@@ -33,13 +30,15 @@ def at_least(lowest: int) -> Callable[[int], int]:
     return checked(check)
 
 
-def chosen_device(name: str) -> torch.device:
+def chosen_device(name: str) -> "torch.device":
     """The device by its name; ``auto`` is a GPU where there is one.
 
     Example:
         >>> chosen_device("cpu")
         device(type='cpu')
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -69,37 +68,3 @@ def progress_report(console: Console) -> Iterator["Report"]:
             progress.update(tasks[text], completed=done)  # type: ignore[arg-type]
 
         yield report
-
-
-def print_table(console: Console, rows: "Rows", title: str, caption: str = "", names: bool = False) -> None:
-    """Print a table, or a line per cell under each row's name where the table is wider than the terminal.
-
-    Example:
-        >>> print_table(Console(), Rows(["model", "top-1"], [["softmax", "84 %"]]), "Accuracy")
-    """
-    table = table_of(rows, title, caption, names)
-    if console.measure(table, options=console.options.update(max_width=10**4)).maximum <= console.width:
-        console.print(table)
-        return
-    console.print(title, style="italic", markup=False, highlight=False)
-    for first, *cells in rows.rows:
-        console.print(f"{rows.columns[0]} {first}", markup=False, highlight=False)
-        for column, cell in zip(rows.columns[1:], cells, strict=True):
-            console.print(f"  {column}: {cell}", markup=False, highlight=False)
-    if caption:
-        console.print(caption, style="dim", markup=False, highlight=False)
-
-
-def table_of(rows: "Rows", title: str, caption: str = "", names: bool = False) -> Table:
-    """Rows of words as a table for the terminal; ``names``: the first column is to be copied, and not broken.
-
-    Example:
-        >>> Console().print(table_of(Rows(["a"], [["1"]]), "numbers"))
-    """
-    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE_HEAD)
-    for index, column in enumerate(rows.columns):
-        whole = names and index == 0
-        table.add_column(column, justify="left" if index < 2 else "right", overflow="fold", no_wrap=whole)
-    for row in rows.rows:
-        table.add_row(*map(Text, row))
-    return table

@@ -23,3 +23,10 @@ def check_seed(seed: int) -> None:
     """Refuse a seed that torch's generators do not take."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"a seed must lie in [0, 2**63), got {seed}")
+
+
+def check_gamma(gamma: float) -> None:
+    """Refuse a decay outside (0, 1)."""
+    from ..ops.validate import check_gamma as check
+
+    check(gamma)

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import at_least, chosen_device, print_table, progress_report
+from .options import at_least, chosen_device, progress_report
 from .parameters import check_seed, checked
+from .tables import FittedTable
 
 
 def quality(
@@ -22,11 +23,14 @@ def quality(
     split: Annotated[str, typer.Option(help="Split of the data.")] = "val",
     images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=at_least(1))] = 500,
     fills: Annotated[
-        list[str] | None, typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.")
+        list[str] | None,
+        typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.", show_default="mean"),
     ] = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option("--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated."),
+        typer.Option(
+            "--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated.", show_default="last"
+        ),
     ] = None,
     levels: Annotated[int, typer.Option(help="Steps from the whole image to nothing.", callback=at_least(1))] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
@@ -90,10 +94,10 @@ def quality(
         return
     for removal in removals:
         title = f"Removing patches, fill: {removal.fill}"
-        print_table(console, removal_table(summary, removal.fill), title, caption(summary["config"]))
+        console.print(FittedTable(removal_table(summary, removal.fill), title, caption(summary["config"])))
     rules = {"centre": "centre of the patch inside", "area": "half of the patch covered"} if has_boxes(summary) else {}
     for rule, title in rules.items():
-        print_table(console, box_table(summary, rule), f"Patches and boxes: {title}")
+        console.print(FittedTable(box_table(summary, rule), f"Patches and boxes: {title}"))
     if not rules:
         console.print("The data has no boxes to compare the maps with.", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from .bench import row_progress
-from .options import chosen_device, progress_report, table_of
+from .options import chosen_device, progress_report
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..reproduce import Sources
@@ -21,10 +22,14 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="small: committed results and this CPU; full: measure again what needs a GPU.")
     ] = "small",
-    results: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results"),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of result files.", show_default="the committed ones")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for computed numbers and the ledger.")] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for --scale full.")] = "auto",
-    budget: Annotated[float | None, typer.Option(help="Seconds for --scale full; the same command goes on.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds for --scale full; the same command goes on.", show_default="no limit")
+    ] = None,
     document: Annotated[
         bool, typer.Option("--document", help="Write ledger.json among the results and docs/reproduction.md.")
     ] = False,
@@ -39,7 +44,7 @@ def reproduce(
     Example: infsa reproduce fig-markov table-alignment
     """
     from ..files import write_atomically, write_json
-    from ..reproduce import TARGETS, make_ledger
+    from ..reproduce import TARGETS, committed, holds_results, make_ledger
     from ..reproduce.document import page
     from ..reproduce.targets import check_target
 
@@ -58,23 +63,29 @@ def reproduce(
     if plan:
         show_targets(names, as_json)
         return
-    docs = results.resolve().parent.parent / "docs"
+    folder = results or committed()
+    docs = folder.resolve().parent.parent / "docs"
     if document and not docs.is_dir():
-        raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {results}")
+        raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {folder}")
+    if results is not None and not holds_results(results):
+        kind = "holds none of the result files" if results.is_dir() else "is no folder"
+        raise typer.BadParameter(f"--results {results} {kind}; without it the committed results are read")
+    if not holds_results(folder):
+        typer.echo("note: no committed results are installed: only what can be computed here is judged", err=True)
     console = Console(quiet=as_json)
-    if not results.is_dir():
-        console.print(f"No folder {results}: only what can be computed is judged.", highlight=False)
-    sources = open_sources(names, scale, results, out, device, budget, console)
+    sources = open_sources(names, scale, folder, out, device, budget, console)
     with progress_report(console) as report:
         ledger = make_ledger(names, sources, report)
     files = [write_json(ledger, out / "ledger.json")]
     if document:
-        files = [write_json(ledger, results / "ledger.json"), docs / "reproduction.md"]
+        files = [write_json(ledger, folder / "ledger.json"), docs / "reproduction.md"]
         write_atomically(files[1], lambda aside: aside.write_text(page(ledger), encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps({**ledger, "written": [str(file) for file in files]}, indent=1))
         return
     show(ledger, console)
+    if ledger["files"]:
+        console.print(f"Read from {folder}: {', '.join(ledger['files'])}", highlight=False, soft_wrap=True)
     console.print("Written: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
 
 
@@ -121,7 +132,7 @@ def show_targets(names: list[str], as_json: bool) -> None:
         return
     columns = ["target", "title", "claims", "full scale needs"]
     lines = [[str(row[column]) for column in columns] for row in found]
-    Console().print(table_of(Rows(columns, lines), "Targets", names=True))
+    Console().print(FittedTable(Rows(columns, lines), "Targets"))
 
 
 def show(ledger: dict[str, Any], console: Console) -> None:
@@ -131,5 +142,5 @@ def show(ledger: dict[str, Any], console: Console) -> None:
 
     for name, target in ledger["targets"].items():
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
-        console.print(table_of(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
+        console.print(FittedTable(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
     console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from .options import at_least, chosen_device
 from .parameters import check_seed, checked
+from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -81,7 +80,11 @@ def stream(
     ] = 1024,
     memory: Annotated[
         str | None,
-        typer.Option(help="All that the process may hold, such as 2GiB.", callback=checked(_check_memory)),
+        typer.Option(
+            help="All that the process may hold, such as 2GiB.",
+            show_default="no limit",
+            callback=checked(_check_memory),
+        ),
     ] = None,
     strategy: Annotated[
         str, typer.Option(help="auto, recompute or spill.", callback=_one_of("auto", "recompute", "spill"))
@@ -113,7 +116,9 @@ def stream(
     state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
     save_every: Annotated[
         float | None,
-        typer.Option(help="Least seconds between two savings of --state; 30.", callback=checked(_check_seconds)),
+        typer.Option(
+            help="Least seconds between two savings of --state.", show_default="30", callback=checked(_check_seconds)
+        ),
     ] = None,
     estimate: Annotated[
         float | None,
@@ -122,7 +127,9 @@ def stream(
             callback=checked(_check_share),
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of --estimate; 0.", callback=checked(_check_seed))] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(_check_seed))
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -276,18 +283,18 @@ def _bar(console: Console) -> "Iterator[Any]":
 
 
 def _print(console: Console, record: dict[str, Any]) -> None:
+    from ..report.quality_tables import Rows
     from ..streaming.memory import show_bytes
 
-    table = Table(title="What the model sees", title_justify="left")
-    for column in ("class", "probability", "logit", *(["90 % interval"] if "low" in record else [])):
-        table.add_column(column)
+    rows = []
     for guess in record["predictions"]:
         number = guess["number"]
-        row = [escape(guess["class"]), f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
+        row = [guess["class"], f"{guess['probability']:.1%}", f"{record['logits'][number]:.3f}"]
         if "low" in record:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
-        table.add_row(*row)
-    console.print(table)
+        rows.append(row)
+    columns = ["class", "probability", "logit", *(["90 % interval"] if "low" in record else [])]
+    console.print(FittedTable(Rows(columns, rows), "What the model sees"))
     if "low" in record:
         console.print(f"From {record['tiles']} tiles, {record['share']:.1%} of the image", highlight=False)
         return

@@ -1,6 +1,7 @@
 """Execute a plan on a model, verify the weights, and undo it."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -30,7 +31,8 @@ def convert(
 
     The layers that change are those of :func:`infsa.plan_conversion`. If one of them cannot be converted exactly as
     planned, nothing changes and the error names it; ``exclude`` keeps it as it is. Layers that are InfSA already stay
-    so: :func:`infsa.revert` them first to convert them otherwise.
+    so: :func:`infsa.revert` them first to convert them otherwise. What only looks like attention stays too, and a
+    warning names it.
 
     Args:
         model: any module, also a single attention layer.
@@ -50,7 +52,12 @@ def convert(
     """
     plan = plan_conversion(model, variant, include=include, exclude=exclude, **settings)
     plan.check()
+    warning = plan.warning()
+    if warning:
+        warnings.warn(warning, stacklevel=3)
     layers = plan.chosen()
+    for family in families():
+        family.prepare(model)
     changed = _changed(layers, plan.settings)
     before = {name: (tensor, tensor._version) for name, tensor in _tensors(model)}
     snapshot = Snapshot(model, [before[name][0] for name in changed & before.keys()]) if inplace else None

@@ -41,6 +41,9 @@ class Family(ABC):
     def revert(self, module: nn.Module, layer: "LayerPlan", settings: "Settings") -> None:
         """Undo :meth:`convert`."""
 
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027 (optional)
+        """Make a model ready to be copied; it may only drop what the model makes again by itself."""
+
     def changed(self, layer: "LayerPlan", settings: "Settings") -> tuple[str, ...]:
         """Names, inside the layer, of tensors whose values conversion changes (by surgery); usually none."""
         return ()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from .detect import is_gate, signs_in_code, signs_in_names
 from .families import Family, families, has_parts, looks_like_attention
 from .settings import Settings
 
@@ -33,6 +34,7 @@ class LayerPlan:
         biases: biases of projections and scores, in words.
         norm: the norm of Pure InfSA that it gets, ``"frobenius"`` or ``"row"``.
         lost: what cannot be preserved, and why, one sentence each.
+        left: kept though nobody asked for it, because it only looks like attention; :func:`infsa.convert` warns.
 
     Example:
         >>> LayerPlan("blocks.0.attn", "timm.layers.attention.Attention", "timm", heads=3, width=192).action
@@ -55,6 +57,7 @@ class LayerPlan:
     biases: str = "none"
     norm: Literal["frobenius", "row"] = "frobenius"
     lost: tuple[str, ...] = ()
+    left: bool = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,6 +89,12 @@ class ConversionPlan:
     def chosen(self, action: Action = "convert") -> list[LayerPlan]:
         """The layers with one action."""
         return [layer for layer in self.layers if layer.action == action]
+
+    def warning(self) -> str | None:
+        """One line that names what looks like attention and stays as it is; None if nothing does."""
+        left = _grouped((f"({layer.kind}): {layer.reason}", layer) for layer in self.layers if layer.left)
+        named = "; ".join(f"{names} {reason}" for reason, names in left.items())
+        return f"not converted: {named}; exclude such layers to keep them without this warning" if named else None
 
     def check(self) -> None:
         """Raise unless the plan can be executed: no layer refused, at least one to convert."""
@@ -211,9 +220,9 @@ def _select(layer: LayerPlan, include: Iterable[str] | None, exclude: Iterable[s
         return layer
     for pattern in exclude or ():
         if fnmatchcase(layer.name, pattern):
-            return replace(layer, action="keep", reason=f"excluded by {pattern!r}", lost=())
+            return replace(layer, action="keep", reason=f"excluded by {pattern!r}", lost=(), left=False)
     if include is not None and not any(fnmatchcase(layer.name, pattern) for pattern in include):
-        return replace(layer, action="keep", reason="not included", lost=())
+        return replace(layer, action="keep", reason="not included", lost=(), left=False)
     return layer
 
 
@@ -232,9 +241,41 @@ def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
             unknown[name] = module
     for name, module in unknown.items():
         if has_parts(module) or not any(_inside(other, name) for other in (*known, *unknown) if other != name):
-            known[name] = LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
+            known[name] = _unknown(name, module)
+    known |= _guessed(model, known)
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return sorted(known.values(), key=lambda layer: order[layer.name])
+
+
+def _unknown(name: str, module: nn.Module) -> LayerPlan:
+    """The plan for a layer with the name or the parts of attention: refused, unless it is a gate."""
+    if not has_parts(module) and is_gate(module):
+        return LayerPlan(
+            name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens"
+        )
+    return LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
+
+
+def _guessed(model: nn.Module, known: dict[str, LayerPlan]) -> dict[str, LayerPlan]:
+    """What looks like attention by its projections or its code alone: kept, and named.
+
+    Code that computes attention counts wherever it is. Projections do not if the attention they serve is inside the
+    module and named already.
+    """
+    guesses: dict[str, LayerPlan] = {}
+    attention = [name for name, layer in known.items() if layer.action != "keep"]
+    served: list[str] = []  # modules found by their projections; what computes for them lies inside
+    for name, module in model.named_modules():
+        if any(_inside(name, layer) for layer in (*known, *served)):
+            continue
+        code, projections = signs_in_code(module), signs_in_names(module)
+        if not code and (not projections or any(_inside(layer, name) for layer in attention)):
+            continue
+        reason = f"it looks like attention that no adapter knows ({code or projections})"
+        guesses[name] = LayerPlan(name, kind_of(module), "", "keep", reason, left=True)
+        if not code:
+            served.append(name)
+    return guesses
 
 
 def _inside(name: str, parent: str) -> bool:

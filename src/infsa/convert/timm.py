@@ -1,22 +1,25 @@
-"""timm's attention layers: ViT, DeiT and DINOv2, EVA and rotary ones, BEiT and relative positions, windows, pooling."""
+"""timm's attention layers: which are known, what becomes of each, and which are refused or kept, and why."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from . import timm_convnets, timm_layers, timm_maps, timm_offsets, timm_pooled, timm_sequences, timm_windows
 from .families import Family
 from .plan import LayerPlan, kind_of
 from .settings import Settings
 from .surgery import fold_rows, folding_note, unfold_rows
-from .swap import ONE_NORM, SHARED_NORM, restore_class, swap_class
-from .timm_layers import CLASSES, Attention, WindowAttentionV2
+from .swap import SHARED_NORM, restore_class, swap_class
+from .timm_layers import Attention, TimmLayer
+from .timm_others import KEPT, REFUSED
 
-TIMM_PADDING = "zero padding of incomplete windows takes part, as with softmax: timm adds it outside the layer"
-REFUSED = {
-    "DiffAttention": "it subtracts two softmax maps, and the difference of two InfSA maps is another method",
-    "ParallelScalingBlock": "its attention shares one projection with the MLP of its block",
-    "DiffParallelScalingBlock": "its attention shares one projection with the MLP of its block",
+MODULES = (timm_layers, timm_windows, timm_offsets, timm_pooled, timm_maps, timm_sequences, timm_convnets)
+CLASSES: dict[type[nn.Module], type[TimmLayer]] = {
+    layer.original: layer for module in MODULES for layer in module.LAYERS
 }
+PROJECTIONS = ("qkv", "q_proj", "kv", "qk", "q", "k", "wq", "query")
+BIASES = ("relative_position_bias_table", "rel_pos", "cpb_mlp", "meta_mlp", "attention_biases", "rel_pos_h")
 
 
 class Timm(Family):
@@ -31,22 +34,34 @@ class Timm(Family):
 
     def recognise(self, name: str, module: Any, settings: Settings, model: nn.Module) -> LayerPlan | None:
         """The plan for an attention layer of timm."""
-        reason = REFUSED.get(type(module).__name__) if type(module).__module__.startswith("timm.") else None
-        if reason:
-            heads = module.num_heads
-            return LayerPlan(name, kind_of(module), self.name, heads=heads, key_heads=heads).refused(reason)
         if type(module) not in CLASSES:
-            return None
+            return self._other(name, module)
         layer = _plan(name, module, settings)
         if settings.variant == "linear" and (_has_bias(module) or _shares_bias(name, model)):
             return layer.refused("Linear-InfSA scores no pairs of tokens, so a relative position bias has no place")
         return layer
 
+    def _other(self, name: str, module: Any) -> LayerPlan | None:
+        """The plan for a class of timm that is known and not converted."""
+        library, _, kind = kind_of(module).partition(".")
+        kind = ".".join(kind.split(".")[-2:])  # the file and the class
+        if library != "timm" or kind not in {**REFUSED, **KEPT}:
+            return None
+        heads = getattr(module, "num_heads", 0)
+        layer = LayerPlan(name, kind_of(module), self.name, heads=heads, key_heads=heads)
+        return layer.refused(REFUSED[kind]) if kind in REFUSED else replace(layer, action="keep", reason=KEPT[kind])
+
+    def prepare(self, model: nn.Module) -> None:
+        """Empty the caches of biases, which a copy cannot hold with the graph of their gradients."""
+        for module in model.modules():
+            if getattr(module, "attention_bias_cache", None):
+                module.attention_bias_cache = {}  # type: ignore[assignment]
+
     def convert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
         """Change the class; surgery also folds the fused projection."""
         if settings.level == "surgery":
             fold_rows(module.qkv, "weight", "bias", module.num_heads)
-        swap_class(module, CLASSES[type(module)], module.num_heads, settings)
+        swap_class(module, CLASSES[type(module)], layer.heads, settings)
 
     def revert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
         """Change the class back."""
@@ -61,23 +76,24 @@ class Timm(Family):
 
 def _plan(name: str, module: Any, settings: Settings) -> LayerPlan:
     target = CLASSES[type(module)]
-    projections = [part for part in ("qkv", "q_proj", "kv") if getattr(module, part, None) is not None]
-    width = getattr(module, projections[0]).in_features
+    projection = next(getattr(module, part) for part in PROJECTIONS if getattr(module, part, None) is not None)
+    width = _width(projection)
+    heads = getattr(module, "num_heads", getattr(module, "heads", 1))
     norm = not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity)
     layer = LayerPlan(
         name,
         kind_of(module),
         "timm",
-        heads=module.num_heads,
-        key_heads=getattr(module, "num_kv_heads", module.num_heads),
+        heads=heads,
+        key_heads=getattr(module, "num_kv_heads", heads),
         width=width,
-        head_width=getattr(module, "head_dim", width // module.num_heads),
+        head_width=_head_width(module, width // heads),
         masks=target.masks,
         causal="by call" if "is_causal" in target.masks else "no",
-        rotary=target.rotary,
-        qk_norm=norm or target is WindowAttentionV2,
-        biases=", ".join(_biases(module, projections[0])) or "none",
-        lost=_lost(module, settings, target.masks),
+        rotary=target.rotary or getattr(module, "rope", None) is not None,
+        qk_norm=norm or hasattr(module, "logit_scale"),
+        biases=", ".join(_biases(module, projection)) or "none",
+        lost=_lost(module, settings, target),
     )
     if settings.level == "surgery":
         if target is not Attention:
@@ -90,9 +106,7 @@ def _plan(name: str, module: Any, settings: Settings) -> LayerPlan:
 
 
 def _has_bias(module: Any) -> bool:
-    return any(
-        getattr(module, part, None) is not None for part in ("relative_position_bias_table", "rel_pos", "cpb_mlp")
-    )
+    return CLASSES[type(module)].biased or any(getattr(module, part, None) is not None for part in BIASES)
 
 
 def _shares_bias(name: str, model: nn.Module) -> bool:
@@ -102,19 +116,40 @@ def _shares_bias(name: str, model: nn.Module) -> bool:
     return any(isinstance(getattr(module, part, None), nn.Module) for module in around for part in parts)
 
 
-def _biases(module: Any, projection: str) -> list[str]:
+def _width(projection: nn.Module) -> int:
+    """The channels that go into a projection: a layer, an adapter around one, or several in a row."""
+    for part in projection.modules():
+        width = getattr(part, "in_features", getattr(part, "in_channels", None))
+        if isinstance(width, int):
+            return width
+    return 0
+
+
+def _head_width(module: Any, usual: int) -> int:
+    """d, the width of a head's queries and keys."""
+    for attribute in ("head_dim", "dim_head", "dim_head_qk", "key_dim", "qk_dim"):
+        if hasattr(module, attribute):
+            return int(getattr(module, attribute))
+    return module.dim_out // module.num_heads if hasattr(module, "dim_out") else usual
+
+
+def _biases(module: Any, projection: nn.Module) -> list[str]:
     found = []
     if getattr(module, "q_bias", None) is not None:
         found.append("q, v")
-    elif getattr(module, projection).bias is not None:
+    elif _adds_bias(projection):
         found.append("qkv")
-    if getattr(module.proj, "bias", None) is not None:
+    if _adds_bias(getattr(module, "proj", getattr(module, "output", None))):
         found.append("proj")
     return found + ["relative position"] * _has_bias(module)
 
 
-def _lost(module: Any, settings: Settings, masks: str) -> tuple[str, ...]:
-    lost = [ONE_NORM, TIMM_PADDING] if masks == "window shift" else []
+def _adds_bias(projection: nn.Module | None) -> bool:
+    return projection is not None and any(getattr(part, "bias", None) is not None for part in projection.modules())
+
+
+def _lost(module: Any, settings: Settings, target: type[TimmLayer]) -> tuple[str, ...]:
+    lost, masks = list(target.lost), target.masks
     dropout = getattr(getattr(module, "attn_drop", None), "p", 0.0)
     if settings.variant == "pure" and "attn_mask" in masks:
         lost.append(SHARED_NORM)
@@ -122,7 +157,7 @@ def _lost(module: Any, settings: Settings, masks: str) -> tuple[str, ...]:
         if dropout:
             lost.append(f"dropout {dropout} on the weights: Linear-InfSA has one weight vector per head")
         if "attn_mask" in masks:
-            causal = "" if settings.chunk_size else " and causal calls (no chunk_size)"
+            causal = " and causal calls (no chunk_size)" if "is_causal" in masks and not settings.chunk_size else ""
             lost.append(f"attention masks other than padding{causal}: such calls are refused")
     if settings.level == "surgery" and type(module) is Attention.original and type(module.qkv) is nn.Linear:
         lost.append(folding_note(module.qkv.weight, module.qkv.bias, module.num_heads))

@@ -10,8 +10,6 @@ from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention as TimmAttention
 from timm.models.beit import Attention as TimmBeit
 from timm.models.eva import EvaAttention as TimmEva
-from timm.models.swin_transformer import WindowAttention as TimmWindow
-from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowV2
 from timm.models.vision_transformer_relpos import RelPosAttention as TimmRelPos
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,12 +31,15 @@ class TimmLayer(Swapped):
 
     masks = "none"
     rotary = False
+    biased = False  # whether it scores pairs of positions in a part that has no name of its own
+    lost: tuple[str, ...] = ()  # what the plan says that a layer of this class loses
     qkv: Any
     proj: Any
     proj_drop: Any
     attn_drop: Any
     q_norm: Any
     k_norm: Any
+    scale: float
 
     def _fused(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k, v of the fused projection, which may be an adapter: (B, H, N, d) each; after surgery k is q."""
@@ -55,6 +56,23 @@ class TimmLayer(Swapped):
         if getattr(self, "q_bias", None) is None:
             return None
         return torch.cat((self.q_bias, self.k_bias, self.v_bias))  # type: ignore[arg-type]
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Attend from q (B, H, Nq, d) to k, v (B, H, Nk, ·), joined: (B, Nq, H·dv).
+
+        A bias (·, H, Nq, Nk) is added to the scores before φ and hides no token.
+        """
+        if self.infsa_settings.variant == "linear":
+            return self.linear(q, k, v, key_mask=self.token_mask(k, bias))
+        dropout = getattr(getattr(self, "attn_drop", None), "p", 0.0)
+        if bias is not None and bias.is_floating_point():
+            bias = bias.to(q.dtype)
+        return self.pure(q, k, v, attn_mask=bias, dropout=dropout)
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        """Queries with the layer's own scale in them: φ(q·k/√d) follows."""
+        ratio = self.scale * math.sqrt(q.shape[-1])
+        return q if math.isclose(ratio, 1.0) else q * ratio
 
     def _output(self, z: Tensor, x: Tensor) -> Tensor:
         """What follows the joined heads z (B, N, A): norm, gate, projection, dropout."""
@@ -175,7 +193,8 @@ class BeitAttention(TimmLayer, TimmBeit):
         bias = shared_rel_pos_bias
         if self.relative_position_bias_table is not None:
             bias = self._get_rel_pos_bias() if bias is None else self._get_rel_pos_bias() + bias
-        return self._output(_attend_with_bias(self, self._fused(x), bias), x)
+        q, k, v = self._fused(x)
+        return self._output(self._mix(q, k, v, bias), x)
 
 
 class RelPosAttention(TimmLayer, TimmRelPos):
@@ -192,46 +211,7 @@ class RelPosAttention(TimmLayer, TimmRelPos):
         """Attend: x (B, N, D) -> (B, N, D)."""
         q, k, v = self._fused(x)
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
-        return self._output(_attend_with_bias(self, (self.q_norm(q), self.k_norm(k), v), bias), x)
-
-
-class WindowAttention(TimmLayer, TimmWindow):
-    """Swin's window attention as Pure InfSA: every window is a token graph of its own, with its own norm.
-
-    Example:
-        >>> infsa.convert(timm.create_model("swin_tiny_patch4_window7_224")).layers[0].blocks[0].attn
-    """
-
-    original = TimmWindow
-    masks = "window shift"
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend inside windows: x (windows · B, N, D) -> the same shape."""
-        return self._output(_attend_in_windows(self, self._fused(x), self._get_rel_pos_bias(), mask), x)
-
-
-class WindowAttentionV2(TimmLayer, TimmWindowV2):
-    """Swin V2's window attention as Pure InfSA: cosine scores, scaled and biased as in the original, then φ.
-
-    Example:
-        >>> infsa.convert(timm.create_model("swinv2_tiny_window8_256")).layers[0].blocks[0].attn
-    """
-
-    original = TimmWindowV2
-    cpb_mlp: Any
-    relative_coords_table: Tensor
-    relative_position_index: Tensor
-    masks = "window shift"
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend inside windows: x (windows · B, N, D) -> the same shape."""
-        q, k, v = self._fused(x)
-        scale = self.logit_scale.clamp(max=math.log(100.0)).exp() * math.sqrt(q.shape[-1])  # φ(q·k/√d) follows
-        q, k = (F.normalize(q, dim=-1) * scale).type_as(v), F.normalize(k, dim=-1).type_as(v)
-        tokens = math.prod(self.window_size)
-        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
-        bias = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1).permute(2, 0, 1)
-        return self._output(_attend_in_windows(self, (q, k, v), 16 * bias.sigmoid().unsqueeze(0), mask), x)
+        return self._output(self._mix(self.q_norm(q), self.k_norm(k), v, bias), x)
 
 
 class AttentionPoolLatent(TimmLayer, TimmPool):
@@ -269,40 +249,11 @@ class AttentionPoolLatent(TimmLayer, TimmPool):
         return z.mean(1) if self.pool == "avg" else z
 
 
-def _attend_with_bias(layer: TimmLayer, qkv: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
-    """Attend with a bias on the scores, which hides no token."""
-    if layer.infsa_settings.variant == "linear":
-        return layer.attend(*qkv, attn_mask=bias)
-    bias = None if bias is None else bias.to(qkv[0].dtype)
-    return layer.pure(*qkv, attn_mask=bias, dropout=layer.attn_drop.p)
-
-
-def _attend_in_windows(layer: TimmLayer, qkv: tuple[Tensor, ...], bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend inside windows; ``mask`` (windows, N, N) is 0, or negative between parts that a shift brought together.
-
-    The windows of an image stand beside its heads, so that their masks need no copy per image.
-    """
-    q, k, v = qkv
-    bias = bias.to(q.dtype)
-    if mask is None:
-        return layer.pure(q, k, v, attn_mask=bias, dropout=layer.attn_drop.p)
-    windows, heads = mask.shape[0], q.shape[1]
-    edges = torch.where((mask == 0).unsqueeze(1), bias, -torch.inf).flatten(0, 1).unsqueeze(0)  # (1, windows·H, N, N)
-    q, k, v = (y.unflatten(0, (-1, windows)).flatten(1, 2) for y in (q, k, v))
-    z = layer.pure(q, k, v, attn_mask=edges, dropout=layer.attn_drop.p)  # (B, N, windows·H·d)
-    return z.unflatten(-1, (windows, heads * v.shape[-1])).transpose(1, 2).flatten(0, 1)
-
-
-CLASSES: dict[type[nn.Module], type[TimmLayer]] = {
-    layer.original: layer
-    for layer in (
-        Attention,
-        EvaAttention,
-        AttentionRope,
-        BeitAttention,
-        RelPosAttention,
-        WindowAttention,
-        WindowAttentionV2,
-        AttentionPoolLatent,
-    )
-}
+LAYERS: tuple[type[TimmLayer], ...] = (
+    Attention,
+    EvaAttention,
+    AttentionRope,
+    BeitAttention,
+    RelPosAttention,
+    AttentionPoolLatent,
+)

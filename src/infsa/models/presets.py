@@ -13,6 +13,14 @@ from .infvit import InfViT
 from .positions import resize_table
 from .weights import read_data_config, without_prefix
 
+SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose weights come with the package
+ELSEWHERE = {"file", "url", "hf_hub_id", "state_dict"}  # what says where other weights are, in timm's configuration
+
+
+def shipped_weights(name: str) -> Path | None:
+    """The weights that come with the package for a model, if there are any."""
+    return Path(__file__).with_name("shipped") / f"{name}.safetensors" if name in SHIPPED else None
+
 
 def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
     """Data settings; the paper validates at 224 out of 257 pixels."""
@@ -40,14 +48,11 @@ default_cfgs = generate_default_cfgs(
         "infvit_pure_24l16h_patch16_224": _cfg(),
         "vit_4l16h_patch16_224": _cfg(),
         "vit_24l16h_patch16_224": _cfg(),
-        "infvit_linear_tiny": _cfg(64),
-        "infvit_pure_tiny": _cfg(64),
-        "vit_tiny": _cfg(64),
+        **{name: _cfg(64, file=str(shipped_weights(name))) for name in SHIPPED},
     }
 )
 MODELS = tuple(default_cfgs)
 
-SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose weights come with the package
 TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
 
 
@@ -69,11 +74,6 @@ def fit_weights(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
     return weights
 
 
-def shipped_weights(name: str) -> Path | None:
-    """The weights that come with the package for a model, if there are any."""
-    return Path(__file__).with_name("shipped") / f"{name}.safetensors" if name in SHIPPED else None
-
-
 def _shipped_config(file: Path) -> dict[str, Any]:
     data = read_data_config(file)
     return {**data, "file": str(file), "num_classes": len(data["label_names"])}
@@ -82,13 +82,15 @@ def _shipped_config(file: Path) -> dict[str, Any]:
 def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: Any) -> InfViT:
     out_indices = overrides.pop("out_indices", 3)
     file = shipped_weights(name)
-    given = overrides.get("pretrained_cfg") or overrides.get("pretrained_cfg_overlay")
-    if pretrained and file is not None and not given:
+    overlay = overrides.get("pretrained_cfg_overlay") or {}
+    if overlay.keys() & ELSEWHERE:
+        overrides["pretrained_cfg_overlay"] = {"file": None, **overlay}  # timm would prefer the file that is shipped
+    elif pretrained and file is not None and not overrides.get("pretrained_cfg"):
         config = _shipped_config(file)
         overrides = {"num_classes": config["num_classes"], **overrides}
         if overrides["num_classes"] != config["num_classes"]:
             config["label_names"] = None  # the classifier starts anew
-        overrides["pretrained_cfg_overlay"] = config
+        overrides["pretrained_cfg_overlay"] = {**config, **overlay}
     options = {**preset, **overrides, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
     if not pretrained:
         return build_model_with_cfg(InfViT, name, False, **options)

@@ -2,10 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
 
-from .validate import accumulation_dtype, exporting
+from .validate import accumulation_dtype, exporting, surely
 
 FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum reads the weight at full speed
 
@@ -19,7 +18,7 @@ def by_sums(x: Tensor, weight: Tensor) -> bool:
     """
     plain = type(weight) in (Tensor, nn.Parameter) and x.dtype == weight.dtype and not torch.is_grad_enabled()
     compiled = x.is_cuda and torch.compiler.is_compiling() and not exporting()
-    few = compiled and statically_known_true(x.numel() <= FEW * x.shape[-1])
+    few = compiled and surely(x.numel() <= FEW * x.shape[-1])
     return plain and few and not torch.is_autocast_enabled(x.device.type)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -166,19 +167,25 @@ def check_impl(impl: str) -> None:
         raise ValueError(f"impl={impl!r} is not available here; available: {list(AVAILABLE)}")
 
 
-@torch.compiler.assume_constant_result
+def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
+    """``torch.compiler.assume_constant_result``, which would import the whole compiler to set this one mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def _kernels_run_on(kind: str, index: int | None) -> bool:
     """Whether a device can run the Triton kernels; the compiler takes the answer as it is when it traces."""
     return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def exporting() -> bool:
     """Whether a program is being exported; torch 2.11 says so in all compiled code, unless asked like this."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _functions_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
@@ -186,6 +193,15 @@ def _functions_transformed() -> bool:
 def transformed() -> bool:
     """Whether forward-mode derivatives or ``torch.func`` are at work, in compiled code too."""
     return forward_ad._current_level >= 0 or _functions_transformed()
+
+
+def surely(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds for certain; asking leaves dynamic sizes dynamic."""
+    if isinstance(condition, bool) and not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded with the compiler; brings sympy
+
+    return statically_known_true(condition)
 
 
 def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from .claims import RULE, VERDICTS, Claim, Reading, Unavailable, judge
 from .ledger import check_ledger, make_ledger
-from .sources import Sources, paper
+from .sources import Sources, committed, holds_results, paper
 from .targets import TARGETS, Target
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "Target",
     "Unavailable",
     "check_ledger",
+    "committed",
+    "holds_results",
     "judge",
     "make_ledger",
     "paper",

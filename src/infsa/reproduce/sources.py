@@ -23,6 +23,31 @@ MADE_BY = {
     "tiny-imagenet-b.json": "a GPU and Tiny-ImageNet: infsa train",
 }
 
+PLACES = (  # of the committed result files: in the installed package, in a checkout
+    Path(__file__).with_name("results"),
+    Path(__file__).parents[3] / "benchmarks" / "results",
+)
+
+
+def committed() -> Path:
+    """The folder of the committed result files; it does not depend on the working directory.
+
+    Example:
+        >>> committed()
+        PosixPath('benchmarks/results')
+    """
+    return next((place for place in PLACES if holds_results(place)), PLACES[0])
+
+
+def holds_results(folder: Path) -> bool:
+    """Whether a folder holds any of the result files that claims are judged by.
+
+    Example:
+        >>> holds_results(Path("docs"))
+        False
+    """
+    return any((folder / name).is_file() for name in MADE_BY)
+
 
 @functools.cache
 def paper() -> dict[str, Any]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
+
+from ...ops.validate import surely
 
 Grid = tuple[int, int]
 MANY_CHANNELS = 512  # of a table that is resized
@@ -54,7 +55,7 @@ def has_size(image: Tensor, size: Grid) -> bool:
     h, w = image.shape[-2:]
     if torch.jit.is_tracing():  # sizes are tensors then
         return (int(h), int(w)) == tuple(size)
-    return statically_known_true(h == size[0]) and statically_known_true(w == size[1])
+    return surely(h == size[0]) and surely(w == size[1])
 
 
 def resize(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
@@ -73,9 +74,9 @@ def resize(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
 def resize_by_products(table: Tensor, grid: Grid, mode: str = "bicubic") -> Tensor:
     """The same as two matrix products."""
     rows, columns = table.shape[1:]
-    if not statically_known_true(rows == grid[0]):
+    if not surely(rows == grid[0]):
         table = resizing(grid[0], rows, table, mode) @ table
-    return table if statically_known_true(columns == grid[1]) else table @ resizing(grid[1], columns, table, mode).mT
+    return table if surely(columns == grid[1]) else table @ resizing(grid[1], columns, table, mode).mT
 
 
 def resizing(size: int, base: int, like: Tensor, mode: str = "bicubic") -> Tensor:

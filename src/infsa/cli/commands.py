@@ -1,0 +1,94 @@
+"""The subcommands by name: listed without being imported, imported when one of them runs."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {  # name: the module here, which defines a function of the same name
+    "demo": "demo",
+    "info": "info",
+    "train": "train",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "export": "export",
+    "ablate": "ablate",
+    "explain": "explain",
+    "app": "explore",
+    "quality": "quality",
+    "align": "align",
+    "bench": "bench",
+    "stream": "stream",
+    "convert": "convert",
+    "adapt": "adapt",
+    "reproduce": "reproduce",
+}
+
+
+def load(name: str) -> Any:
+    """A command as click sees it, with its options; imports its module.
+
+    Example:
+        >>> [option.name for option in load("info").params]
+        ['as_json']
+    """
+    module = COMMANDS[name]
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
+    command = typer.main.get_command(alone)
+    for option in command.params:
+        unsaid = option.default is None and not option.required and getattr(option, "show_default", None) is True
+        if unsaid and "default" not in (getattr(option, "help", None) or ""):
+            option.show_default = "none"  # type: ignore[attr-defined]  # every default is visible
+    return command
+
+
+def summary(name: str) -> str:
+    """The first paragraph of a command's docstring, read from its source.
+
+    Example:
+        >>> summary("info")
+        'Show versions, devices and the available implementations.'
+    """
+    module = COMMANDS[name]
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return (ast.get_docstring(functions[module]) or "").partition("\n\n")[0]
+
+
+class Loaded(Mapping[str, Any]):
+    """Every command by its name, loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Commands(TyperGroup):
+    """A group that knows its commands by name and first line, and loads the one that runs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Loaded()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the table above."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What the list of commands shows of one."""
+        return TyperCommand(cmd_name, help=summary(cmd_name)) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that an argument names, with its options."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and load(str(found.name)), rest
