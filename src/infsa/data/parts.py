@@ -76,7 +76,7 @@ def held_out(dataset: SkippingDataset, share: float, seed: int = 0) -> NDArray[n
         ranked = sorted(own.tolist(), key=lambda index: _hash(seed, dataset.name(index)))
         chosen[ranked[: max(0, count)]] = True
     if not chosen.any():
-        raise ValueError("no class has two images: there is nothing to hold out for validation")
+        raise ValueError("no class has two images, so none can be held out: validate on other data with val_data")
     return chosen
 
 
