@@ -10,18 +10,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .families import Family
 from .huggingface_attention import linear_forward, pure_forward
+from .huggingface_classes import REFUSED
 from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
-from .huggingface_links import link_cache, link_padding, unlink
+from .huggingface_links import link_cache, link_padding, link_shift, unlink
 from .huggingface_load import load_converted
 from .huggingface_masks import infsa_mask
 from .plan import LayerPlan, kind_of
 from .settings import Settings
-from .swap import new_decay
+from .swap import new_decay, restore_class
 
 __all__ = ["FAMILY", "HuggingFace", "infsa_mask", "linear_forward", "load_converted", "pure_forward"]
 
 DEFORMABLE = "RTDetrMultiscaleDeformableAttention"
+INSIDE = ("SamVisionAttention", "SamVisionSdpaAttention", "Swinv2SelfAttention")  # they ask no registry
 
 for _name, _function in {"infsa_pure": pure_forward, "infsa_linear": linear_forward}.items():
     AttentionInterface.register(_name, _function)
@@ -43,6 +45,12 @@ class HuggingFace(Family):
         if type(module).__name__ == DEFORMABLE:
             reason = "it samples points by predicted weights: there are no scores between tokens to replace"
             return LayerPlan(name, kind_of(module), self.name, "keep", reason, masks="padding of keys")
+        if type(module).__name__ in INSIDE:
+            from .huggingface_swapped import plan_inside
+
+            return plan_inside(name, module, settings)
+        if type(module).__name__ in REFUSED and type(module).__module__.startswith("transformers."):
+            return LayerPlan(name, kind_of(module), self.name).refused(REFUSED[type(module).__name__])
         traits = traits_of(module)
         if traits is None:
             return None
@@ -59,7 +67,7 @@ class HuggingFace(Family):
             masks=masks_of(module, role),
             causal="by call" if traits.by_call else "yes" if "causal" in role else "no",
             rotary=traits.rotary,
-            qk_norm=traits.qk_norm,
+            qk_norm=traits.qk_norm(module),
             biases=biases_of(module),
             lost=lost_by(module, role, settings),
         )
@@ -68,19 +76,28 @@ class HuggingFace(Family):
 
     def convert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
         """Give the layer its decay and, where it may continue a cache, the link to it."""
+        if _is_inside(layer):
+            from .huggingface_swapped import swap_inside
+
+            return swap_inside(module, layer.heads, settings)
         module.decay = new_decay(module, layer.heads, settings)
         if "causal" in role_of(module):
             link_cache(module)
+        if type(module).__name__ == "SwinAttention":
+            link_shift(module)
 
     def revert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
         """Take the decay away; :meth:`undo` took the links."""
-        del module.decay
+        if _is_inside(layer):
+            restore_class(module)
+        else:
+            del module.decay
 
     def finish(self, model: nn.Module, layers: list[LayerPlan], settings: Settings) -> None:
         """Let the registry answer with InfSA for these layers, and tell cross-attention about its decoder."""
         ask_for_infsa(model)
         for layer in layers:
-            if role_of(model.get_submodule(layer.name)) == "causal cross":
+            if not _is_inside(layer) and role_of(model.get_submodule(layer.name)) == "causal cross":
                 link_padding(model, layer.name)
 
     def undo(self, model: nn.Module, layers: list[LayerPlan]) -> None:
@@ -88,6 +105,10 @@ class HuggingFace(Family):
         forget_infsa(model)
         for module in model.modules():
             unlink(module)
+
+
+def _is_inside(layer: LayerPlan) -> bool:
+    return layer.kind.rsplit(".", 1)[-1] in INSIDE
 
 
 FAMILY = HuggingFace()

@@ -16,10 +16,10 @@ except ImportError:
     _active_collector = None
 
 from ..ops import linear_attention, linear_weights, pure_attention, pure_weights
-from .huggingface_causal import pure_causal, pure_causal_cross, refuse_gradient, unlinked
-from .huggingface_layers import name_of, role_of
+from .huggingface_causal import pure_causal, pure_causal_cross, unlinked
+from .huggingface_layers import name_of, role_of, traits_of
 from .huggingface_links import unpadded
-from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, says_padding
+from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, joined, says_padding
 from .masks import key_mask_only, padding_of, require_mutual
 from .settings import Settings, Variant
 
@@ -48,18 +48,20 @@ def pure_forward(
     name, settings = name_of(module), settings_of(module, "pure")
     output_attentions = output_attentions or weights_are_collected()
     role = role_of(module, is_causal)
+    bias = options.pop("position_bias", None) if takes_bias(module) else None
     _refuse(name, options)
+    query, key, value = one_type(query, key, value)
     query, key, value = _scaled(query, scaling), _shared(key, query), _shared(value, query)
     mask = four_dimensions(attention_mask, name)
     common: dict[str, Any] = {"settings": settings, "gamma": _gamma(module, settings), "dropout": dropout}
     common |= {"with_weights": bool(output_attentions)}
     if role == "causal":
-        z, weights = pure_causal(query, key, value, mask, options.get("infsa_cache"), name, **common)
+        z, weights = pure_causal(query, key, value, mask, bias, options.get("infsa_cache"), name, **common)
     elif role == "causal cross":
         if not options.keys() >= {"infsa_cache", "infsa_padding"}:
             raise ValueError(unpadded(name))
         links = options["infsa_cache"], options["infsa_padding"]
-        z, weights = pure_causal_cross(query, key, value, mask, *links, name, **common)
+        z, weights = pure_causal_cross(query, key, value, joined(mask, bias), *links, name, **common)
     else:
         if role == "self" and query.shape[2] != key.shape[2]:
             raise ValueError(unlinked(name, key.shape[2] - query.shape[2]))
@@ -67,6 +69,7 @@ def pure_forward(
         mask = None if says_padding(mask) else mask
         if role == "self":
             require_mutual(mask, padding, name)
+        mask = joined(mask, bias)
         every = None if padding is None else padding.new_ones(query.shape[0], query.shape[2])
         masks = {"key_mask": padding, "query_mask": padding if role == "self" else every, "attn_mask": mask}
         shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps, **masks}
@@ -106,6 +109,7 @@ def linear_forward(
         raise ValueError(f"{name}: Linear-InfSA cannot keep a sliding window, got {options['sliding_window']!r}")
     batch, tokens = query.shape[0], query.shape[2]
     mask = four_dimensions(attention_mask, name)
+    query, key, value = one_type(query, key, value)
     query, key, value = _scaled(query, scaling), _shared(key, query), _shared(value, query)
     shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps}
     apart: dict[str, Any] = {"gamma": _gamma(module, settings), "impl": settings.impl}
@@ -156,10 +160,30 @@ def _all_queries(query: Tensor, cache: Any, name: str) -> Tensor:
     if hasattr(cache, "max_cache_len"):
         raise ValueError(f"{name}: causal Linear-InfSA needs a cache that grows, got one of fixed size")
     if cache.last("queries") is None:
-        cache.extend("queries", query.detach())
+        cache.extend("queries", query)
         return query
-    refuse_gradient(query, name)
-    return cache.extend("queries", query)
+    return cache.extend("queries", query).to(query.dtype)
+
+
+def takes_bias(module: nn.Module) -> bool:
+    """Whether the calls of a layer bring the bias on its scores beside the mask (T5)."""
+    traits = traits_of(module)
+    return traits is not None and traits.bias_beside
+
+
+def one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three in one type: that of autocast where it is on, as torch's own attention has it, else that of the values.
+
+    Rotary positions promote queries and keys alone, and a cache may hold keys of another type.
+
+    Example:
+        >>> one_type(q.float(), k.float(), v.bfloat16())[0].dtype
+        torch.bfloat16
+    """
+    device, dtype = value.device.type, value.dtype
+    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def weights_are_collected() -> bool:

@@ -14,7 +14,7 @@ from ..ops.activation import ACTIVATIONS
 from ..ops.masking import allowed_entries, zero_masked
 from ..ops.reference import safe_sqrt
 from ..ops.validate import accumulation_dtype, cast_output, decay_per_head
-from .huggingface_masks import past_of, require_no_future, says_padding
+from .huggingface_masks import joined, past_of, require_no_future, says_padding
 from .masks import padding_of
 from .settings import Settings
 
@@ -26,6 +26,7 @@ def pure_causal(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    bias: Tensor | None,
     cache: Any,
     name: str,
     *,
@@ -36,9 +37,12 @@ def pure_causal(
 ) -> tuple[Tensor, Tensor | None]:
     """The whole sequence, or the tokens that continue a cache: (B, H, t, d), and Â (B, H, t, Nk) on request.
 
+    ``bias`` (1 or B, H, t, Nk) is added to the scores. In the gradient of a step, ΣR² of the tokens before is a
+    constant; what it computes itself, and the keys and values that the cache holds with their history, is not.
+
     Example:
         >>> options = {"settings": Settings(), "gamma": 0.7, "dropout": 0.0, "with_weights": False}
-        >>> z, _ = pure_causal(q, k, v, None, None, "layer", **options)
+        >>> z, _ = pure_causal(q, k, v, None, None, None, "layer", **options)
     """
     tokens, keys = q.shape[2], k.shape[2]
     static = hasattr(cache, "max_cache_len")
@@ -46,15 +50,16 @@ def pure_causal(
     places = torch.arange(tokens, device=k.device) + (cache.cumulative_length if static else keys) - tokens
     if says_padding(mask) and tokens > 1:
         mask = None
-    if mask is not None and tokens > 1:
+    if mask is not None and tokens > 1 and mask.shape[2] > 1:
         require_no_future(mask, places, name)
     past = None if cache is None else cache.last("squares")
     if past is not None or static:
-        refuse_gradient(q, name)
-        return _step(q, k, v, mask, padding, places, past, cache, settings, gamma, dropout, with_weights)
+        return _step(q, k, v, mask, bias, padding, places, past, cache, settings, gamma, dropout, with_weights)
     if tokens != keys:
         raise ValueError(unlinked(name, keys - tokens))
-    shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps, "attn_mask": mask}
+    shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps}
+    mask = joined(mask, bias)
+    shared |= {"attn_mask": mask}
     shared |= {"key_mask": padding, "is_causal": True}
     weights = pure_weights(q, k, **shared) if with_weights else None
     if cache is None:
@@ -74,6 +79,7 @@ def _step(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    bias: Tensor | None,
     padding: Tensor | None,
     places: Tensor,
     past: Tensor | None,
@@ -88,10 +94,9 @@ def _step(
     if padding is not None:
         real = padding[:, places]
         k, v = zero_masked(k, padding), zero_masked(v, padding)
-    if mask is None:
-        mask = past_of(places, k.shape[2])
+    mask = joined(past_of(places, k.shape[2]), None if padding is None else padding[:, None, None], mask, bias)
     z, squares, weights = prefix_rows(q, k, v, mask, real, past, settings, gamma, dropout, with_weights)
-    cache.extend("squares", squares)
+    cache.extend("squares", squares.detach())
     return z, weights
 
 
@@ -118,8 +123,6 @@ def pure_causal_cross(
         >>> z, _ = pure_causal_cross(q, k, v, None, None, None, "layer", **options)
     """
     past = None if cache is None else cache.last("cross squares")
-    if past is not None:
-        refuse_gradient(q, name)
     z, squares, weights = prefix_rows(q, k, v, mask, real, past, settings, gamma, dropout, with_weights)
     if cache is not None:
         cache.extend("cross squares", squares.detach())
@@ -178,12 +181,6 @@ def _edges(q: Tensor, keys: Tensor, mask: Tensor | None, activation: str) -> Ten
     if mask.is_floating_point():
         scores = scores + torch.where(allowed, mask.to(scores.dtype), 0)
     return ACTIVATIONS[activation].value(scores).masked_fill(~allowed, 0)
-
-
-def refuse_gradient(q: Tensor, name: str) -> None:
-    """Refuse a step that continues a cache while gradients are recorded: the sums carry none."""
-    if torch.is_grad_enabled() and q.requires_grad:
-        raise ValueError(f"{name}: a step that continues a cache has no gradient: train on whole sequences")
 
 
 def unlinked(name: str, past: int) -> str:

@@ -1,82 +1,11 @@
-"""What the attention classes of Hugging Face transformers are: one row per class that was read and tested."""
+"""What a layer of Hugging Face transformers is: role, sizes, masks, and what keeps it from becoming InfSA."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
+from .huggingface_classes import CLASSES, Role, Traits
 from .settings import Settings
-
-Role = Literal["self", "causal", "cross", "causal cross"]
-
-
-def _self_attention(module: Any) -> Role:
-    causal = getattr(module, "is_causal", False) and getattr(module.config, "is_causal", True)
-    return "causal" if causal else "self"
-
-
-def _cross(module: Any) -> Role:
-    return "cross"
-
-
-def _causal_cross(module: Any) -> Role:
-    return "causal cross"
-
-
-def _gpt2(module: Any) -> Role:
-    return "causal cross" if module.is_cross_attention else _self_attention(module)
-
-
-def _whisper(module: Any) -> Role:
-    return "causal cross" if module.is_decoder and not module.is_causal else _self_attention(module)
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a class does around its scores, beyond what its instances tell.
-
-    ``role`` reads the role from an instance; ``by_call`` lets a call make it causal; ``bias`` names a bias on the
-    scores that arrives inside the mask, if the configuration switches it on.
-    """
-
-    role: Callable[[Any], Role] = _self_attention
-    rotary: bool = False
-    qk_norm: bool = False
-    by_call: bool = False
-    bias: Callable[[Any], str] = lambda module: ""
-
-
-def _beit_bias(module: Any) -> str:
-    config = module.config
-    per_layer, shared = config.use_relative_position_bias, config.use_shared_relative_position_bias
-    return "relative position" if per_layer or shared else ""
-
-
-CLASSES: dict[str, Traits] = {
-    "ViTAttention": Traits(),
-    "DeiTAttention": Traits(),
-    "BeitAttention": Traits(bias=_beit_bias),
-    "CLIPAttention": Traits(by_call=True),
-    "SiglipAttention": Traits(),
-    "Dinov2Attention": Traits(),
-    "Dinov2SelfAttention": Traits(),
-    "Dinov2WithRegistersAttention": Traits(),
-    "Dinov2WithRegistersSelfAttention": Traits(),
-    "BertSelfAttention": Traits(),
-    "BertCrossAttention": Traits(_causal_cross),
-    "RobertaSelfAttention": Traits(),
-    "RobertaCrossAttention": Traits(_causal_cross),
-    "GPT2Attention": Traits(_gpt2),
-    "LlamaAttention": Traits(rotary=True),
-    "Qwen2Attention": Traits(rotary=True),
-    "Qwen3Attention": Traits(rotary=True, qk_norm=True),
-    "MistralAttention": Traits(rotary=True),
-    "DetrSelfAttention": Traits(),
-    "DetrCrossAttention": Traits(_cross),
-    "RTDetrSelfAttention": Traits(),
-    "WhisperAttention": Traits(_whisper),
-}
 
 
 def traits_of(module: nn.Module) -> Traits | None:
@@ -114,9 +43,9 @@ def name_of(module: nn.Module) -> str:
 
 def window_of(module: Any) -> int | None:
     """The sliding window of a layer, None without one."""
-    if type(module).__name__ == "MistralAttention":
-        return getattr(module.config, "sliding_window", None)
-    return getattr(module, "sliding_window", None)
+    traits = traits_of(module) or Traits()
+    source = module.config if traits.window else module
+    return getattr(source, "sliding_window", None)
 
 
 def dropout_of(module: Any) -> float:
@@ -130,31 +59,27 @@ def dropout_of(module: Any) -> float:
 
 def sizes_of(module: Any) -> tuple[int, int, int]:
     """Query heads, key heads and head width."""
-    heads = next(
-        value
-        for value in (
-            getattr(module, "num_heads", None),
-            getattr(module, "num_attention_heads", None),
-            _heads_by_width(module),
-            module.config.num_attention_heads,
-        )
-        if value is not None
-    )
-    width = getattr(module, "head_dim", None) or module.attention_head_size
-    return heads, heads // getattr(module, "num_key_value_groups", 1), width
+    heads = _first(module, "num_heads", "num_attention_heads", "n_heads") or _heads_by_width(module)
+    heads = heads or module.config.num_attention_heads
+    width = _first(module, "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
+    return heads, heads // getattr(module, "num_key_value_groups", 1), width or module.internal_dim // heads
 
 
-def _heads_by_width(module: Any) -> int | None:
+def _first(module: Any, *names: str) -> int:
+    """The first attribute that a module has, 0 if it has none."""
+    return next((getattr(module, name) for name in names if getattr(module, name, None) is not None), 0)
+
+
+def _heads_by_width(module: Any) -> int:
     """Heads of the detection models, whose layers keep only the head width."""
     projection = getattr(module, "q_proj", None)
-    return None if projection is None else projection.out_features // module.head_dim
+    return 0 if projection is None else projection.out_features // module.head_dim
 
 
 def biases_of(module: nn.Module) -> str:
     """Which projections have a bias, and any bias on the scores, in words."""
     linear = [name for name, part in module.named_children() if getattr(part, "bias", None) is not None]
-    traits = traits_of(module)
-    scores = traits.bias(module) if traits is not None else ""
+    scores = (traits_of(module) or Traits()).bias(module)
     words = [f"of {', '.join(linear)}"] * bool(linear) + [f"{scores} on the scores"] * bool(scores)
     return "; ".join(words) or "none"
 
@@ -174,10 +99,13 @@ def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
     """Why a layer cannot become what the settings ask for; empty if it can."""
     if settings.level == "surgery":
         return "level='surgery' is not offered for transformers: its layers project before the registry is asked"
+    traits = traits_of(module) or Traits()
+    cap = getattr(module, traits.cap, None) if traits.cap else None
+    if cap is not None:
+        return f"soft capping of the scores at {cap:g}, which InfSA cannot keep: build the model with {traits.cap}=None"
     if settings.variant == "pure":
         return ""
-    traits = traits_of(module)
-    bias = traits.bias(module) if traits is not None else ""
+    bias = traits.bias(module)
     if bias:
         return f"Linear-InfSA has no scores between pairs of tokens, so the {bias} bias would be dropped"
     if window_of(module) is not None:
@@ -193,12 +121,14 @@ def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
 
 def lost_by(module: Any, role: Role, settings: Settings) -> tuple[str, ...]:
     """What conversion cannot preserve, one sentence each."""
-    lost = []
+    lost = list((traits_of(module) or Traits()).lost) if settings.variant == "pure" else []
     rate = dropout_of(module)
     if settings.variant == "linear" and rate > 0:
         lost.append(f"attention dropout of {rate:g}: Linear-InfSA has no weights between pairs to drop")
     if "causal" in role and settings.variant == "pure":
-        lost.append("gradients through a cache: a step that continues one is refused while training")
+        lost.append("part of the gradient of a step that continues a cache: the norm of earlier tokens is a constant")
+    if role == "self" and window_of(module) is not None:
+        lost.append("the window's reach: it limits who attends to whom, but not the norm, which all tokens share")
     if role == "causal" and settings.variant == "linear":
         lost.append(f"the last tokens: a token sees the chunks of {settings.chunk_size} before its own, not its own")
         lost.append("output_attentions: chunk-causal Linear-InfSA has no weights per token, so such calls are refused")

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .huggingface_cache import series_of
 from .huggingface_layers import name_of, role_of
-from .huggingface_masks import four_dimensions, real_rows
+from .huggingface_masks import four_dimensions, hidden_parts, real_rows
 
 
 def link_cache(module: nn.Module) -> None:
@@ -45,16 +45,25 @@ def link_padding(model: nn.Module, name: str) -> None:
             return
 
 
+def link_shift(module: nn.Module) -> None:
+    """Let the mask of a window shift, which Swin adds to its position bias, remove edges instead of lowering scores.
+
+    Example:
+        >>> link_shift(model.swin.encoder.layers[0].blocks[1].attention)
+    """
+    module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
+
+
 def unlink(module: nn.Module) -> None:
     """Take the links away."""
     for key, hook in [*module._forward_pre_hooks.items()]:
-        if getattr(hook, "func", hook) in (_carry_cache, _carry_padding):
+        if getattr(hook, "func", hook) in (_carry_cache, _carry_padding, _hide_parts):
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def _carry_cache(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-    name, cache = name_of(module), options.get("past_key_values")
+    name, cache = name_of(module), options.get("past_key_values", options.get("layer_past"))
     options = {**options}
     if "encoder_attention_mask" in options:
         mask = four_dimensions(options.get("attention_mask"), name)
@@ -63,6 +72,13 @@ def _carry_cache(module: Any, arguments: tuple[Any, ...], options: dict[str, Any
         raise ValueError(unpadded(name))
     options["infsa_cache"] = None if cache is None else series_of(cache, module.layer_idx, name)
     return arguments, options
+
+
+def _hide_parts(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    hidden, *rest = arguments
+    mask = rest[0] if rest else options.get("attention_mask")
+    options = {key: value for key, value in options.items() if key != "attention_mask"}
+    return (hidden, None if mask is None else hidden_parts(mask)), options
 
 
 def unpadded(name: str) -> str:

@@ -1,5 +1,6 @@
 """The masks that InfSA asks Hugging Face models for, and what it reads from any mask they pass."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,14 +50,10 @@ def infsa_mask(
     if mask is None:
         return None
     if mask_function is not causal_mask_function:
-        pairs = sdpa_mask(**shape, attention_mask=None, **{**options, "allow_is_causal_skip": False})
-        row = torch.arange(q_length, device=device)[:, None] + q_offset
-        column = torch.arange(kv_length, device=device) + kv_offset
-        expected = column <= row
-        if local_size is not None:
-            expected = expected & (column > row - local_size)
+        every = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        pairs = sdpa_mask(**shape, attention_mask=None, **{**options, **every})
         require(
-            (pairs == expected).all(),
+            (pairs[..., 1:, 1:] == pairs[..., :-1, :-1]).all(),  # it depends on the distance alone
             "InfSA keeps causal masks and windows; packed sequences and composed masks would share one norm",
         )
     return mask
@@ -72,7 +69,29 @@ def four_dimensions(mask: Any, name: str) -> Tensor | None:
             f"{name}: a mask must be a 4-D tensor, got a {got}; masks between groups of queries "
             "(denoising) and those of flash or flex attention cannot be kept"
         )
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{name}: a 4-D mask must be boolean or added to the scores (floating), got {mask.dtype}")
     return mask
+
+
+def joined(*masks: Tensor | None) -> Tensor | None:
+    """Masks and biases over the same pairs as one: an edge exists where all allow it, and finite entries add up.
+
+    Example:
+        >>> joined(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
+        tensor([0.5000,   -inf])
+    """
+    given = [mask for mask in masks if mask is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    allowed = functools.reduce(torch.logical_and, map(allowed_entries, given))
+    biases = [mask for mask in given if mask.is_floating_point()]
+    return torch.where(allowed, functools.reduce(torch.add, biases), -torch.inf) if biases else allowed
+
+
+def hidden_parts(mask: Tensor) -> Tensor:
+    """The mask of a window shift with −inf where it keeps tokens apart, for which Swin writes −100."""
+    return mask.masked_fill(mask != 0, -torch.inf)
 
 
 def past_of(places: Tensor, keys: int) -> Tensor:
@@ -98,17 +117,18 @@ def real_rows(mask: Tensor | None, tokens: int) -> Tensor | None:
     """
     if mask is None:
         return None
-    if says_padding(mask) and tokens > 1:
-        return mask[:, 0, 0]
-    return allowed_entries(mask).any(-1).any(1)
+    allowed = allowed_entries(mask)
+    if mask.shape[2] == 1 < tokens:
+        return allowed.any(1)[:, 0, -tokens:]
+    return allowed.any(-1).any(1)
 
 
 def causal_key_mask(mask: Tensor | None, batch: int, queries: int, keys: int, name: str) -> Tensor | None:
     """The padding (B, Nk) of a causal mask that says no more than causality and padding; any other is refused."""
     if mask is None:
         return None
-    if says_padding(mask) and queries > 1:
-        return mask[:, 0, 0].expand(batch, keys)
+    if mask.shape[2] == 1 < queries:
+        return key_mask_only(mask, batch, keys, name)
     real = padding_of(mask, batch, keys)
     assert real is not None
     row = torch.arange(queries, device=mask.device)[:, None] + keys - queries
@@ -124,5 +144,7 @@ def cross_key_mask(mask: Tensor | None, batch: int, keys: int, name: str) -> Ten
     """The padding (B, Nk) of a cross-attention's mask that is the same for every query; any other is refused."""
     if mask is None:
         return None
-    require((mask == mask[:, :1, :1]).all(), f"{name}: Linear-InfSA keeps masks of padding only, got one by query")
+    allowed = allowed_entries(mask)
+    same = (allowed == allowed[:, :1, :1]) & ((mask == mask[:, :1, :1]) | ~allowed)
+    require(same.all(), f"{name}: Linear-InfSA keeps masks of padding only, got one by query")
     return key_mask_only(mask[:, :1, :1], batch, keys, name)

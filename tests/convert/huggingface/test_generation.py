@@ -179,11 +179,36 @@ def test_a_cache_without_the_sums_is_refused():
         infsa.convert(original)(input_ids=ids[:, :1], past_key_values=cache)
 
 
-def test_a_step_does_not_pretend_to_have_a_gradient():
+@pytest.mark.parametrize(("name", "variant"), [("gpt2", "pure"), ("gpt2", "linear"), ("gpt2_cross", "pure")])
+def test_a_step_has_the_gradient_of_its_own_tokens(name, variant):
+    """The norm of the tokens before is a constant: the difference of the step's loss is that of moving it alone."""
+    model = converted(name, variant)
+    call = inputs(name, model, padded=False)
+    ids = call.pop("input_ids")
+    call.pop("attention_mask")
+    with torch.no_grad():
+        cache = model(input_ids=ids[:, :4], use_cache=True, **call).past_key_values
+    embeddings = model.get_input_embeddings()(ids[:, 4:]).detach().requires_grad_()
+    direction = torch.randn(embeddings.shape, dtype=torch.float64)
+
+    def loss(x):
+        return model(inputs_embeds=x, past_key_values=copy.deepcopy(cache), **call).logits.square().mean()
+
+    (gradient,) = torch.autograd.grad(loss(embeddings), embeddings)
+    with torch.no_grad():
+        rise = (loss(embeddings + 1e-6 * direction) - loss(embeddings - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close((gradient * direction).sum(), rise, rtol=1e-5, atol=1e-8)
+
+
+def test_gradients_reach_what_the_cache_holds():
+    """Keys and values keep their history in it, as they do without conversion."""
     model = converted("llama", "pure")
-    cache = model(input_ids=torch.arange(3, 9)[None], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=r"model.layers.0.self_attn: .*no gradient"):
-        model(input_ids=torch.tensor([[5]]), past_key_values=cache)
+    ids = torch.arange(3, 9)[None]
+    first = model.get_input_embeddings()(ids).detach().requires_grad_()
+    cache = model(inputs_embeds=first, use_cache=True).past_key_values
+    model(input_ids=ids[:, :1], past_key_values=cache).logits.square().sum().backward()
+    assert (first.grad.abs().sum(-1) > 0).all()
+    assert all(layer.series["squares"].grad_fn is None for layer in cache.layers)
 
 
 @pytest.mark.parametrize("variant", ["pure", "linear"])

@@ -183,9 +183,9 @@ def test_linear_refuses_a_mask_over_pairs():
 
 
 def test_a_model_of_an_unknown_class_is_refused():
-    config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
-    with pytest.raises(ValueError, match=r"encoder.block.0.layer.0.SelfAttention, .*no adapter knows"):
-        infsa.convert(hf.T5Model(config))
+    config = hf.MPNetConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.raises(ValueError, match=r"encoder.layer.0.attention.attn .*no adapter knows"):
+        infsa.convert(hf.MPNetModel(config))
 
 
 @pytest.mark.parametrize("variant", ["pure", "linear"])
