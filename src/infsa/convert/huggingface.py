@@ -13,7 +13,7 @@ from .huggingface_attention import linear_forward, pure_forward
 from .huggingface_classes import REFUSED
 from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
-from .huggingface_links import link_cache, link_padding, link_shift, unlink
+from .huggingface_links import link_cache, link_padding, link_shift, unlink, why_by_rows
 from .huggingface_load import load_converted
 from .huggingface_masks import infsa_mask
 from .plan import LayerPlan, kind_of
@@ -55,6 +55,8 @@ class HuggingFace(Family):
         if traits is None:
             return None
         role = role_of(module)
+        why = why_by_rows(model, name, role)
+        norm = settings.norm if settings.norm != "auto" else "row" if why else "frobenius"
         heads, key_heads, head_width = sizes_of(module)
         layer = LayerPlan(
             name,
@@ -69,7 +71,8 @@ class HuggingFace(Family):
             rotary=traits.rotary,
             qk_norm=traits.qk_norm(module),
             biases=biases_of(module),
-            lost=lost_by(module, role, settings),
+            norm=norm,
+            lost=(*([why] if why and settings.norm == "auto" else []), *lost_by(module, role, norm, settings)),
         )
         reason = refusal(module, role, settings)
         return layer.refused(reason) if reason else layer
@@ -81,7 +84,7 @@ class HuggingFace(Family):
 
             return swap_inside(module, layer.heads, settings)
         module.decay = new_decay(module, layer.heads, settings)
-        if "causal" in role_of(module):
+        if "causal" in role_of(module) and settings.norm != "row":
             link_cache(module)
         if type(module).__name__ == "SwinAttention":
             link_shift(module)
@@ -97,7 +100,8 @@ class HuggingFace(Family):
         """Let the registry answer with InfSA for these layers, and tell cross-attention about its decoder."""
         ask_for_infsa(model)
         for layer in layers:
-            if not _is_inside(layer) and role_of(model.get_submodule(layer.name)) == "causal cross":
+            known = not _is_inside(layer) and layer.norm != "row"
+            if known and role_of(model.get_submodule(layer.name)) == "causal cross":
                 link_padding(model, layer.name)
 
     def undo(self, model: nn.Module, layers: list[LayerPlan]) -> None:

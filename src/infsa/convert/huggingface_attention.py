@@ -19,7 +19,7 @@ from ..ops import linear_attention, linear_weights, pure_attention, pure_weights
 from .huggingface_causal import pure_causal, pure_causal_cross, unlinked
 from .huggingface_layers import name_of, role_of, traits_of
 from .huggingface_links import unpadded
-from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, joined, says_padding
+from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, joined, past_of, says_padding
 from .masks import key_mask_only, padding_of, require_mutual
 from .settings import Settings, Variant
 
@@ -46,15 +46,19 @@ def pure_forward(
         >>> AutoModel.from_config(config, attn_implementation="infsa_pure")
     """
     name, settings = name_of(module), settings_of(module, "pure")
-    output_attentions = output_attentions or weights_are_collected()
+    output_attentions = bool(output_attentions or weights_are_collected())
     role = role_of(module, is_causal)
     bias = options.pop("position_bias", None) if takes_bias(module) else None
     _refuse(name, options)
     query, key, value = one_type(query, key, value)
     query, key, value = _scaled(query, scaling), _shared(key, query), _shared(value, query)
     mask = four_dimensions(attention_mask, name)
+    if settings.norm == "row":
+        extra = {"gamma": _gamma(module, settings), "dropout_p": dropout, "impl": settings.impl}
+        z, weights = _by_rows(query, key, value, mask, bias, role == "causal", settings, extra, output_attentions)
+        return z.transpose(1, 2).contiguous(), weights
     common: dict[str, Any] = {"settings": settings, "gamma": _gamma(module, settings), "dropout": dropout}
-    common |= {"with_weights": bool(output_attentions)}
+    common |= {"with_weights": output_attentions}
     if role == "causal":
         z, weights = pure_causal(query, key, value, mask, bias, options.get("infsa_cache"), name, **common)
     elif role == "causal cross":
@@ -78,6 +82,36 @@ def pure_forward(
         z = pure_attention(query, key, value, gamma=gamma, dropout_p=dropout, impl=settings.impl, **shared)
         weights = pure_weights(query, key, **shared) if output_attentions else None
     return z.transpose(1, 2).contiguous(), weights
+
+
+def _by_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    settings: Settings,
+    extra: dict[str, Any],
+    with_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Pure InfSA by the row norm, in every role: no query knows another, so nothing but the masks matters.
+
+    A mask over pairs is the whole truth, as it is for softmax; without one, a causal layer hides later keys itself.
+    Several tokens that come without a mask are the first of a cache of fixed size, as for torch's own attention.
+    """
+    tokens, keys, padding = q.shape[2], k.shape[2], None
+    first = 0 if mask is None and tokens > 1 else keys - tokens
+    if mask is not None and says_padding(mask):
+        padding, mask = mask[:, 0, 0].expand(q.shape[0], keys), None
+    alone = causal and (mask is None or mask.shape[2] < tokens)
+    if alone and tokens != keys:
+        mask = joined(past_of(torch.arange(first, first + tokens, device=k.device), keys), mask)
+    shared: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps, "norm": "row"}
+    shared |= {"attn_mask": joined(mask, bias), "key_mask": padding, "is_causal": alone and tokens == keys}
+    shared["query_mask"] = None if padding is None else padding.new_ones(q.shape[0], tokens)
+    weights = pure_weights(q, k, **shared) if with_weights else None
+    return pure_attention(q, k, v, **shared, **extra), weights
 
 
 def linear_forward(

@@ -154,7 +154,8 @@ def series_of(cache: Cache, index: int, name: str) -> Any:
         raise ValueError(f"{name}: a cache of {type(layer).__name__} cannot carry the sums of InfSA; use {accepted}")
     if layer.is_initialized:
         raise ValueError(
-            f"{name}: the cache holds {layer.get_seq_length()} tokens without the sums of InfSA; start from none"
+            f"{name}: the cache holds {layer.get_seq_length()} tokens without the sums of InfSA, from another model or "
+            "PEFT's prefix tuning; start from none, or convert with norm='row', which needs no sums"
         )
     adopted = kind.__new__(kind)
     adopted.__dict__.update(layer.__dict__)

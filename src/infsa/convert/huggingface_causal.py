@@ -185,4 +185,7 @@ def _edges(q: Tensor, keys: Tensor, mask: Tensor | None, activation: str) -> Ten
 
 def unlinked(name: str, past: int) -> str:
     """The error of a layer that is to continue a cache it cannot see."""
-    return f"{name}: {past} cached tokens came without the sums of InfSA: use infsa.convert(model), or use_cache=False"
+    return (
+        f"{name}: {past} cached tokens came without the sums of InfSA: use infsa.convert(model), or use_cache=False; "
+        "keys without tokens, as of PEFT's prefix tuning, need norm='row'"
+    )

@@ -6,6 +6,7 @@ from torch import nn
 
 from .huggingface_classes import CLASSES, Role, Traits
 from .settings import Settings
+from .swap import ONE_NORM
 
 
 def traits_of(module: nn.Module) -> Traits | None:
@@ -119,15 +120,16 @@ def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
     return ""
 
 
-def lost_by(module: Any, role: Role, settings: Settings) -> tuple[str, ...]:
+def lost_by(module: Any, role: Role, norm: str, settings: Settings) -> tuple[str, ...]:
     """What conversion cannot preserve, one sentence each."""
-    lost = list((traits_of(module) or Traits()).lost) if settings.variant == "pure" else []
+    shared = settings.variant == "pure" and norm == "frobenius"
+    lost = [note for note in (traits_of(module) or Traits()).lost if shared or note != ONE_NORM]
     rate = dropout_of(module)
     if settings.variant == "linear" and rate > 0:
         lost.append(f"attention dropout of {rate:g}: Linear-InfSA has no weights between pairs to drop")
-    if "causal" in role and settings.variant == "pure":
+    if "causal" in role and shared:
         lost.append("part of the gradient of a step that continues a cache: the norm of earlier tokens is a constant")
-    if role == "self" and window_of(module) is not None:
+    if role == "self" and shared and window_of(module) is not None:
         lost.append("the window's reach: it limits who attends to whom, but not the norm, which all tokens share")
     if role == "causal" and settings.variant == "linear":
         lost.append(f"the last tokens: a token sees the chunks of {settings.chunk_size} before its own, not its own")

@@ -15,6 +15,8 @@ from .huggingface_cache import series_of
 from .huggingface_layers import name_of, role_of
 from .huggingface_masks import four_dimensions, hidden_parts, real_rows
 
+PREFIXES = ("PrefixEncoder", "CartridgeEncoder")  # modules of PEFT that fill a cache before the first token
+
 
 def link_cache(module: nn.Module) -> None:
     """Let calls of a causal layer carry the layer of the cache that they extend.
@@ -35,14 +37,23 @@ def link_padding(model: nn.Module, name: str) -> None:
         >>> link_padding(model, "decoder.layers.0.encoder_attn")
     """
     cross: Any = model.get_submodule(name)
+    layer = layer_around(model, name)
+    if layer is not None:
+        names = [*inspect.signature(type(layer).forward).parameters][1:]
+        link = functools.partial(_carry_padding, names, cross.layer_idx, name)
+        layer.register_forward_pre_hook(link, with_kwargs=True)
+
+
+def layer_around(model: nn.Module, name: str) -> nn.Module | None:
+    """The layer of a decoder that holds an attention layer; None where the model does not reach that far.
+
+    Example:
+        >>> type(layer_around(model, "decoder.layers.0.encoder_attn")).__name__
+        'WhisperDecoderLayer'
+    """
     parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        layer = model.get_submodule(".".join(parts[:length]))
-        if isinstance(layer, GradientCheckpointingLayer):
-            names = [*inspect.signature(type(layer).forward).parameters][1:]
-            link = functools.partial(_carry_padding, names, cross.layer_idx, name)
-            layer.register_forward_pre_hook(link, with_kwargs=True)
-            return
+    around = (model.get_submodule(".".join(parts[:length])) for length in range(len(parts) - 1, -1, -1))
+    return next((layer for layer in around if isinstance(layer, GradientCheckpointingLayer)), None)
 
 
 def link_shift(module: nn.Module) -> None:
@@ -52,6 +63,21 @@ def link_shift(module: nn.Module) -> None:
         >>> link_shift(model.swin.encoder.layers[0].blocks[1].attention)
     """
     module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
+
+
+def why_by_rows(model: nn.Module, name: str, role: str) -> str:
+    """Why a layer can only have the row norm: nobody tells it what a norm that its queries share would have to know.
+
+    Example:
+        >>> why_by_rows(model, "model.layers.0.self_attn", "causal")
+        ''
+    """
+    reason = ""
+    if any(type(module).__name__ in PREFIXES for module in model.modules()):
+        reason = "prefix tuning gives it keys without queries"
+    elif role == "causal cross" and layer_around(model, name) is None:
+        reason = "without its decoder layer it is not told which queries are padding"
+    return reason and f"the paper's norm, which all queries share: {reason}, so each has its own (norm='row')"
 
 
 def unlink(module: nn.Module) -> None:

@@ -30,7 +30,7 @@ def infsa_mask(
 
     Causality of whole sequences is not in it, because layers know it by themselves; None stands for nothing else.
     Where a model adds a bias to its masks (BEiT), they are additive. Packed sequences, and other masks that a model
-    composes, are refused: one norm would span what the mask keeps apart.
+    composes, are refused unless all of its layers have the row norm: one norm would span what the mask keeps apart.
 
     Example:
         >>> infsa_mask(1, 3, 3, mask_function=bidirectional_mask_function, attention_mask=torch.ones(1, 3).bool()).shape
@@ -46,17 +46,25 @@ def infsa_mask(
         return torch.where(real, 0.0, -torch.inf).to(dtype) if biased else real
     shape: dict[str, Any] = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
     shape |= {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
+    options["allow_is_causal_skip"] = options.get("allow_is_causal_skip", True) and q_length == 1
     mask = sdpa_mask(**shape, attention_mask=attention_mask, local_size=local_size, **options)
     if mask is None:
         return None
-    if mask_function is not causal_mask_function:
+    if mask_function is not causal_mask_function and not _by_rows(options.get("config")):
         every = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         pairs = sdpa_mask(**shape, attention_mask=None, **{**options, **every})
         require(
             (pairs[..., 1:, 1:] == pairs[..., :-1, :-1]).all(),  # it depends on the distance alone
-            "InfSA keeps causal masks and windows; packed sequences and composed masks would share one norm",
+            "InfSA keeps causal masks and windows; packed sequences and composed masks would share one norm; "
+            "norm='row' takes them",
         )
     return mask
+
+
+def _by_rows(config: Any) -> bool:
+    """Whether every layer of a converted model divides each row by its own norm, so that any mask is safe."""
+    layers = (getattr(config, "infsa", None) or {"layers": {}})["layers"].values()
+    return bool(layers) and all(layer["variant"] == "pure" and layer.get("norm") == "row" for layer in layers)
 
 
 def four_dimensions(mask: Any, name: str) -> Tensor | None:

@@ -43,7 +43,8 @@ class SwappedInside(Swapped):
             return self.linear(q, k, v), None
         weights = None
         if with_weights:
-            weights = pure_weights(q, k, activation=settings.activation, eps=settings.eps, attn_mask=bias)
+            norm = "row" if settings.norm == "row" else "frobenius"
+            weights = pure_weights(q, k, activation=settings.activation, norm=norm, eps=settings.eps, attn_mask=bias)
         return self.pure(q, k, v, attn_mask=bias, dropout=dropout), weights
 
 
@@ -156,7 +157,7 @@ def plan_inside(name: str, module: Any, settings: Settings) -> LayerPlan | None:
         masks="window shift" if shifted else "none",
         qk_norm=shifted,
         biases="; ".join([f"of {', '.join(linear)}"] * bool(linear) + ["relative position on the scores"] * biased),
-        lost=((ONE_NORM, PADDED) if shifted else (PADDED,)) if settings.variant == "pure" else (),
+        lost=(ONE_NORM, PADDED) if shifted and settings.norm != "row" else (PADDED,),
     )
     if settings.level == "surgery":
         return layer.refused("level='surgery' is not offered for transformers")

@@ -81,9 +81,9 @@ def test_cross_attention_alone_keeps_its_sums_in_the_cache(name):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_cross_attention_without_its_decoder_is_refused(cached):
+def test_the_shared_norm_of_cross_attention_without_its_decoder_is_refused(cached):
     model = build("whisper")
-    infsa.convert(model.model.decoder.layers[0].encoder_attn, inplace=True)
+    infsa.convert(model.model.decoder.layers[0].encoder_attn, norm="frobenius", inplace=True)
     with pytest.raises(ValueError, match=r"^WhisperAttention: .*know its padding: .*whole model"):
         model(**inputs("whisper", model), use_cache=cached)
 
