@@ -13,7 +13,7 @@ from .huggingface_attention import linear_forward, pure_forward
 from .huggingface_classes import REFUSED
 from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
-from .huggingface_links import link_cache, link_padding, link_shift, unlink, why_by_rows
+from .huggingface_links import link_cache, link_padding, link_probe, link_shift, unlink, why_by_rows
 from .huggingface_load import load_converted
 from .huggingface_masks import infsa_mask
 from .plan import LayerPlan, kind_of
@@ -99,6 +99,8 @@ class HuggingFace(Family):
     def finish(self, model: nn.Module, layers: list[LayerPlan], settings: Settings) -> None:
         """Let the registry answer with InfSA for these layers, and tell cross-attention about its decoder."""
         ask_for_infsa(model)
+        for module in model.modules():
+            link_probe(module)
         for layer in layers:
             known = not _is_inside(layer) and layer.norm != "row"
             if known and role_of(model.get_submodule(layer.name)) == "causal cross":

@@ -11,10 +11,12 @@ from typing import Any
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..ops.masking import allowed_entries
 from .huggingface_cache import series_of
 from .huggingface_layers import name_of, role_of
 from .huggingface_masks import four_dimensions, hidden_parts, real_rows
 
+POOLING_HEADS = ("SiglipMultiheadAttentionPoolingHead", "Siglip2MultiheadAttentionPoolingHead")
 PREFIXES = ("PrefixEncoder", "CartridgeEncoder")  # modules of PEFT that fill a cache before the first token
 
 
@@ -65,6 +67,20 @@ def link_shift(module: nn.Module) -> None:
     module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
 
 
+def link_probe(module: Any) -> None:
+    """Let the pooling head of SigLIP tell its attention, which is torch's, what the head knows.
+
+    Its one query follows no other, and its mask, the same for all heads, says which patches are padding.
+
+    Example:
+        >>> link_probe(model.vision_model.head)
+    """
+    attention: Any = getattr(module, "attention", None)
+    if type(module).__name__ in POOLING_HEADS and hasattr(attention, "infsa_layer"):
+        unlink(attention)
+        attention.register_forward_pre_hook(_ask_once, with_kwargs=True)
+
+
 def why_by_rows(model: nn.Module, name: str, role: str) -> str:
     """Why a layer can only have the row norm: nobody tells it what a norm that its queries share would have to know.
 
@@ -83,7 +99,7 @@ def why_by_rows(model: nn.Module, name: str, role: str) -> str:
 def unlink(module: nn.Module) -> None:
     """Take the links away."""
     for key, hook in [*module._forward_pre_hooks.items()]:
-        if getattr(hook, "func", hook) in (_carry_cache, _carry_padding, _hide_parts):
+        if getattr(hook, "func", hook) in LINKS:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
@@ -107,6 +123,14 @@ def _hide_parts(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     return (hidden, None if mask is None else hidden_parts(mask)), options
 
 
+def _ask_once(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    mask = options.get("attn_mask")
+    if mask is not None:  # (B·H, 1, Nk)
+        hidden = ~allowed_entries(mask).unflatten(0, (len(arguments[0]), -1))[:, 0, 0]
+        options = {**options, "attn_mask": None, "key_padding_mask": hidden}
+    return arguments, {"query_causal": False, **options}
+
+
 def unpadded(name: str) -> str:
     """The error of a decoder's cross-attention that is not told which of its rows are padding."""
     return f"{name}: cross-attention of a decoder needs to know its padding: use infsa.convert on the whole model"
@@ -120,3 +144,6 @@ def _carry_padding(
         series_of(given["past_key_values"], index, cross)
     mask = four_dimensions(given.get("attention_mask"), cross)
     return arguments, {**options, "infsa_padding": real_rows(mask, given["hidden_states"].shape[1])}
+
+
+LINKS = (_carry_cache, _carry_padding, _hide_parts, _ask_once)

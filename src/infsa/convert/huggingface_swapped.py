@@ -43,8 +43,8 @@ class SwappedInside(Swapped):
             return self.linear(q, k, v), None
         weights = None
         if with_weights:
-            norm = "row" if settings.norm == "row" else "frobenius"
-            weights = pure_weights(q, k, activation=settings.activation, norm=norm, eps=settings.eps, attn_mask=bias)
+            options: dict[str, Any] = {"activation": settings.activation, "eps": settings.eps, "attn_mask": bias}
+            weights = pure_weights(q, k, norm="row" if settings.norm == "row" else "frobenius", **options)
         return self.pure(q, k, v, attn_mask=bias, dropout=dropout), weights
 
 

@@ -115,6 +115,27 @@ def test_padding_of_the_source_does_not_leak(name):
         torch.testing.assert_close(answer(name, model, short), first[:1], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("variant", ["pure", "linear"])
+def test_padded_patches_and_frames_do_not_leak(variant):
+    """SigLIP 2 pads its patches, also for the head that pools them; speech models pad their frames."""
+    model = infsa.convert(build_more("siglip2"), variant)
+    call = call_more("siglip2", model)
+    call |= {"spatial_shapes": torch.tensor([[3, 4], [4, 4]])}
+    call["pixel_attention_mask"][0, 12:] = 0
+    other = call["pixel_values"].clone()
+    other[0, 12:] += 3
+    with torch.no_grad():
+        first, second = (model(**{**call, "pixel_values": x}).image_embeds for x in (call["pixel_values"], other))
+        assert torch.equal(first, second)
+        model = infsa.convert(build_more("wav2vec2"), variant)
+        call = call_more("wav2vec2", model)
+        call["attention_mask"][0, 48:] = 0
+        short = {key: value[:1, :48] for key, value in call.items()}
+        alone = answer("wav2vec2", model, short)
+        padded = answer("wav2vec2", model, call)[:1, : alone.shape[1]]
+    torch.testing.assert_close(padded, alone, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.parametrize("sizes", [(1,) * 6, (3, 1, 2)], ids=["one by one", "in parts"])
 def test_steps_with_a_cache_equal_the_full_pass(name, sizes):
