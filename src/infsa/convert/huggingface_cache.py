@@ -14,6 +14,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
     StaticLayer,
+    StaticSlidingWindowLayer,
 )
 
 
@@ -39,6 +40,10 @@ class Series:
         held = self.series.get(name)
         self.series[name] = entries if held is None else torch.cat([held, entries], 2)
         return self.series[name]
+
+    def end(self, keys: int) -> int | Tensor:
+        """The place behind the last token among the ``keys`` that the layer last returned."""
+        return keys
 
     def _each(self, change: Any) -> None:
         self.series = {name: change(held) for name, held in self.series.items()}
@@ -125,11 +130,29 @@ class StaticSeries(Series, StaticLayer):
             self.series[name] = entries[:, :, -1:].clone()
         return self.series[name]
 
+    def end(self, keys: int) -> int | Tensor:
+        """The number of tokens so far: those to come have their places behind them."""
+        return self.get_seq_length()
+
+
+class StaticSlidingSeries(StaticSeries, StaticSlidingWindowLayer):
+    """A layer of fixed size that keeps the keys of a window.
+
+    Example:
+        >>> StaticSlidingSeries(max_cache_len=16, sliding_window=4).max_cache_len
+        4
+    """
+
+    def end(self, keys: int) -> int | Tensor:
+        """The number of tokens so far, until they fill the window."""
+        return min(int(self.get_seq_length()), keys)
+
 
 ADOPTED: dict[type, Any] = {
     DynamicLayer: DynamicSeries,
     DynamicSlidingWindowLayer: SlidingSeries,
     StaticLayer: StaticSeries,
+    StaticSlidingWindowLayer: StaticSlidingSeries,
 }
 
 

@@ -47,7 +47,7 @@ def pure_causal(
     tokens, keys = q.shape[2], k.shape[2]
     static = hasattr(cache, "max_cache_len")
     padding = padding_of(mask, q.shape[0], keys)
-    places = torch.arange(tokens, device=k.device) + (cache.cumulative_length if static else keys) - tokens
+    places = torch.arange(tokens, device=k.device) + (keys if cache is None else cache.end(keys)) - tokens
     if says_padding(mask) and tokens > 1:
         mask = None
     if mask is not None and tokens > 1 and mask.shape[2] > 1:

@@ -10,7 +10,7 @@ from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSd
 from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
 from ..ops import pure_weights
-from .huggingface_attention import one_type
+from .huggingface_attention import one_type, weights_are_collected
 from .huggingface_classes import PADDED
 from .huggingface_masks import hidden_parts, joined
 from .plan import LayerPlan, kind_of
@@ -74,8 +74,9 @@ class SwappedSamVision(SwappedInside, SamVisionAttention):
             sides = (height, width)
             bias = self.get_decomposed_rel_pos(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, sides, sides)
             bias = bias.reshape(batch, self.num_heads, height * width, height * width)
-        z, weights = self.attend_with(q, k, v, bias, self.dropout, bool(output_attentions))
-        return self.proj(z.view(batch, height, width, -1)), weights
+        wanted = bool(output_attentions or weights_are_collected())
+        z, weights = self.attend_with(q, k, v, bias, self.dropout, wanted)
+        return self.proj(z.view(batch, height, width, -1)), None if weights is None else weights.flatten(0, 1)
 
 
 class SwappedSamVisionSdpa(SwappedSamVision, SamVisionSdpaAttention):

@@ -139,7 +139,7 @@ def test_the_sums_are_one_per_layer_row_and_head(state):
         assert layer.last(name).shape[:2] == (2, 4)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral_sliding", "qwen2_sliding"])
 def test_a_static_cache_agrees(name):
     model = converted(name, "pure")
     call = inputs(name, model)
