@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .families import Family
 from .huggingface_attention import linear_forward, pure_forward
-from .huggingface_classes import REFUSED
+from .huggingface_classes import REFUSED, Traits
 from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
 from .huggingface_links import link_cache, link_padding, link_probe, link_shift, unlink, why_by_rows
@@ -86,7 +86,7 @@ class HuggingFace(Family):
         module.decay = new_decay(module, layer.heads, settings)
         if "causal" in role_of(module) and settings.norm != "row":
             link_cache(module)
-        if type(module).__name__ == "SwinAttention":
+        if (traits_of(module) or Traits()).shift:
             link_shift(module)
 
     def revert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:

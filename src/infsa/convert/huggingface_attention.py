@@ -17,6 +17,7 @@ except ImportError:
 
 from ..ops import linear_attention, linear_weights, pure_attention, pure_weights
 from .huggingface_causal import pure_causal, pure_causal_cross, unlinked
+from .huggingface_classes import Traits
 from .huggingface_layers import name_of, role_of, traits_of
 from .huggingface_links import unpadded
 from .huggingface_masks import causal_key_mask, cross_key_mask, four_dimensions, joined, past_of, says_padding
@@ -48,7 +49,10 @@ def pure_forward(
     name, settings = name_of(module), settings_of(module, "pure")
     output_attentions = bool(output_attentions or weights_are_collected())
     role = role_of(module, is_causal)
-    bias = options.pop("position_bias", None) if takes_bias(module) else None
+    traits = traits_of(module) or Traits()
+    if traits.shift and "infsa_shift" not in options:
+        raise ValueError(f"{name}: what a window shift keeps apart is hidden in its bias: use infsa.convert(model)")
+    bias = options.pop("position_bias", None) if traits.bias_beside else None
     _refuse(name, options)
     query, key, value = one_type(query, key, value)
     query, key, value = _scaled(query, scaling), _shared(key, query), _shared(value, query)
@@ -197,12 +201,6 @@ def _all_queries(query: Tensor, cache: Any, name: str) -> Tensor:
         cache.extend("queries", query)
         return query
     return cache.extend("queries", query).to(query.dtype)
-
-
-def takes_bias(module: nn.Module) -> bool:
-    """Whether the calls of a layer bring the bias on its scores beside the mask (T5)."""
-    traits = traits_of(module)
-    return traits is not None and traits.bias_beside
 
 
 def one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,10 +39,16 @@ def _segformer(module: Any) -> Role:
 class Traits:
     """What a class does around its scores, beyond what its instances tell.
 
-    ``role`` reads the role from an instance; ``by_call`` lets a call make it causal; ``bias`` names a bias on the
-    scores, if the configuration switches it on, which arrives inside the mask or (``bias_beside``) beside it;
-    ``window`` says that the sliding window is written in the configuration and not on the instance; ``cap`` names the
-    attribute of the configuration that caps the scores, ``lost`` what conversion cannot preserve.
+    Attributes:
+        role: reads the role from an instance.
+        rotary, qk_norm: whether queries and keys are rotated by position, normalised.
+        by_call: a call can make it causal.
+        bias: names a bias on the scores, if the configuration switches it on; it arrives inside the mask.
+        bias_beside: the bias arrives beside the mask.
+        shift: the bias holds the mask of a window shift, which must be told apart before.
+        window: the sliding window is written in the configuration, not on the instance.
+        cap: the attribute that caps the scores.
+        lost: what conversion cannot preserve.
     """
 
     role: Callable[[Any], Role] = _self_attention
@@ -51,6 +57,7 @@ class Traits:
     by_call: bool = False
     bias: Callable[[Any], str] = lambda module: ""
     bias_beside: bool = False
+    shift: bool = False
     window: bool = False
     cap: str = ""
     lost: tuple[str, ...] = ()
@@ -106,7 +113,7 @@ CLASSES: dict[str, Traits] = {
     "Dinov2WithRegistersSelfAttention": PLAIN,
     "DINOv3ViTAttention": Traits(rotary=True),
     "SegformerAttention": Traits(_segformer),
-    "SwinAttention": Traits(bias=_relative, lost=(ONE_NORM, PADDED)),
+    "SwinAttention": Traits(bias=_relative, shift=True, lost=(ONE_NORM, PADDED)),
     "SamAttention": Traits(_cross),
     "DetrSelfAttention": PLAIN,
     "DetrCrossAttention": Traits(_cross),

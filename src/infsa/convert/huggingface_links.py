@@ -120,7 +120,7 @@ def _hide_parts(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     hidden, *rest = arguments
     mask = rest[0] if rest else options.get("attention_mask")
     options = {key: value for key, value in options.items() if key != "attention_mask"}
-    return (hidden, None if mask is None else hidden_parts(mask)), options
+    return (hidden, None if mask is None else hidden_parts(mask)), {**options, "infsa_shift": True}
 
 
 def _ask_once(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:

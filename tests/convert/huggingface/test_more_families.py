@@ -274,6 +274,13 @@ def test_linear_or_the_reason_why_not(name):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+def test_the_registry_alone_refuses_a_window_shift():
+    model = build_more("swin")
+    model.set_attn_implementation("infsa_pure")
+    with pytest.raises(ValueError, match=r"SwinAttention: what a window shift keeps apart .*infsa.convert"):
+        model(**call_more("swin", model))
+
+
 def test_soft_capping_and_sinks_are_refused_by_name():
     sizes = {**GROUPED, "head_dim": 4}
     with pytest.raises(ValueError, match=r"model.layers.0.self_attn, .*soft capping of the scores at 50"):
