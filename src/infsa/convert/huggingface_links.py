@@ -17,6 +17,7 @@ from .huggingface_layers import name_of, role_of
 from .huggingface_masks import four_dimensions, hidden_parts, real_rows
 
 POOLING_HEADS = ("SiglipMultiheadAttentionPoolingHead", "Siglip2MultiheadAttentionPoolingHead")
+IMAGES_IN_TEXT = {"Gemma3Attention": "Gemma3Model"}  # attention of text -> the model that makes masks for images in it
 PREFIXES = ("PrefixEncoder", "CartridgeEncoder")  # modules of PEFT that fill a cache before the first token
 
 
@@ -89,8 +90,11 @@ def why_by_rows(model: nn.Module, name: str, role: str) -> str:
         ''
     """
     reason = ""
-    if any(type(module).__name__ in PREFIXES for module in model.modules()):
+    around = {type(module).__name__ for module in model.modules()}
+    if not around.isdisjoint(PREFIXES):
         reason = "prefix tuning gives it keys without queries"
+    elif IMAGES_IN_TEXT.get(type(model.get_submodule(name)).__name__) in around:
+        reason = "images amid its text are seen in both directions"
     elif role == "causal cross" and layer_around(model, name) is None:
         reason = "without its decoder layer it is not told which queries are padding"
     return reason and f"the paper's norm, which all queries share: {reason}, so each has its own (norm='row')"

@@ -3,13 +3,14 @@
 import peft
 import pytest
 import torch
+import transformers as hf
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import infsa
 from infsa.convert.huggingface import load_converted
 
-from .models import build, inputs
-from .more_models import SEQ2SEQ, answer, build_more, call_more
+from .models import GROUPED, IMAGE, build, inputs
+from .more_models import SEQ2SEQ, WINDOW, answer, build_more, call_more
 
 OLD = ("bert", "llama", "mistral_sliding", "gpt2", "whisper")
 ORDERED = ["llama", "mistral_sliding", "gemma3", "whisper", "bart", "t5"]
@@ -141,6 +142,29 @@ def test_cross_attention_without_its_decoder_has_the_row_norm(cached):
         full = model(**call, decoder_input_ids=ids, use_cache=cached).logits
         short = model(**call, decoder_input_ids=ids[:, :4], use_cache=cached).logits
     torch.testing.assert_close(full[:, :4], short, rtol=1e-9, atol=1e-9)
+
+
+def test_images_amid_text_have_the_row_norm():
+    """Gemma 3 lets the tokens of an image see each other in both directions, the text only what came before."""
+    text = {**GROUPED, **WINDOW, "head_dim": 4}
+    tokens = {"image_token_index": 38, "boi_token_index": 36, "eoi_token_index": 37, "mm_tokens_per_image": 4}
+    config = hf.Gemma3Config(text_config=text, vision_config={**IMAGE, "vision_use_head": False}, **tokens)
+    torch.manual_seed(0)
+    model = infsa.convert(hf.Gemma3ForConditionalGeneration(config).double().eval())
+    norms = {name: layer["norm"] for name, layer in model.config.infsa["layers"].items()}
+    assert {norm for name, norm in norms.items() if "language_model" in name} == {"row"}
+    assert {norm for name, norm in norms.items() if "vision" in name} == {"frobenius"}
+    ids = torch.tensor([[3, 36, 38, 38, 38, 38, 37, 5, 6, 7]])
+    call = {"pixel_values": torch.randn(1, 3, 16, 16, dtype=torch.float64), "token_type_ids": (ids == 38).long()}
+    other = torch.cat([ids[:, :8], ids[:, 8:] + 3], 1)
+    with torch.no_grad():
+        first, second = (model(input_ids=x, **call).logits[:, :8] for x in (ids, other))
+        found, wanted = (
+            model.generate(input_ids=ids, **call, max_new_tokens=4, do_sample=False, use_cache=flag)
+            for flag in (True, False)
+        )
+    assert torch.equal(first, second)
+    assert torch.equal(found, wanted)
 
 
 PREFIX = {"llama": "CAUSAL_LM", "bert": "FEATURE_EXTRACTION", "t5": "SEQ_2_SEQ_LM", "bart": "SEQ_2_SEQ_LM"}
