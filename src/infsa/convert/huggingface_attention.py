@@ -16,6 +16,7 @@ except ImportError:
     _active_collector = None
 
 from ..ops import linear_attention, linear_weights, pure_attention, pure_weights
+from ..ops.validate import as_autocast
 from .huggingface_causal import pure_causal, pure_causal_cross, unlinked
 from .huggingface_classes import Traits
 from .huggingface_layers import name_of, role_of, traits_of
@@ -212,10 +213,8 @@ def one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
         >>> one_type(q.float(), k.float(), v.bfloat16())[0].dtype
         torch.bfloat16
     """
-    device, dtype = value.device.type, value.dtype
-    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    return query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = as_autocast(query, key, value)
+    return query.to(value.dtype), key.to(value.dtype), value
 
 
 def weights_are_collected() -> bool:

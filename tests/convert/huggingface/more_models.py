@@ -158,6 +158,10 @@ SOUNDS = {name.lower(): (lambda kind=name: _sound(kind)) for name in KINDS}
 SOUNDS |= {"unispeech_sat": lambda: _sound("UniSpeechSat"), "data2vec_audio": lambda: _sound("Data2VecAudio")}
 MORE = {**ENCODERS, **DECODERS, **SEQ2SEQ, **IMAGES, **SOUNDS, "siglip2": _siglip2, "electra_cross": _electra_decoder}
 
+COPIES = {"xlm_roberta", "camembert", "ernie", "roberta_prelayernorm", "data2vec_text", "olmo", "granite", "qwen2_moe"}
+COPIES |= {"pegasus", "blenderbot", "blenderbot_small", "m2m_100", "plbart", "mt5", "vit_msn", "ijepa", "unispeech"}
+COPIES |= {"sew", "unispeech_sat", "data2vec_audio"}  # attention that is, but for its name, that of another family
+
 
 def build_more(name, dtype=torch.float64, seed=0):
     """A model with weights large enough that attention matters, in evaluation mode."""
