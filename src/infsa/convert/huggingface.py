@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .families import Family
 from .huggingface_attention import linear_forward, pure_forward
-from .huggingface_classes import REFUSED, Traits
+from .huggingface_classes import INSIDE, REFUSED, Traits
 from .huggingface_config import ask_for_infsa, forget_infsa
 from .huggingface_layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
 from .huggingface_links import link_cache, link_padding, link_probe, link_shift, unlink, why_by_rows
@@ -23,7 +23,6 @@ from .swap import new_decay, restore_class
 __all__ = ["FAMILY", "HuggingFace", "infsa_mask", "linear_forward", "load_converted", "pure_forward"]
 
 DEFORMABLE = "RTDetrMultiscaleDeformableAttention"
-INSIDE = ("SamVisionAttention", "SamVisionSdpaAttention", "Swinv2SelfAttention")  # they ask no registry
 
 for _name, _function in {"infsa_pure": pure_forward, "infsa_linear": linear_forward}.items():
     AttentionInterface.register(_name, _function)

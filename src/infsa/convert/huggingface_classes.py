@@ -162,6 +162,8 @@ CLASSES: dict[str, Traits] = {
     "StableLmAttention": Traits(rotary=True, qk_norm=lambda module: module.qk_layernorm),
 }
 
+INSIDE = ("SamVisionAttention", "SamVisionSdpaAttention", "Swinv2SelfAttention")  # they ask no registry
+
 REFUSED = {  # classes whose scores InfSA cannot take, and why
     "GptOssAttention": "attention sinks: a learned score without a token, which only softmax can share weight with",
     "BloomAttention": "it adds its linear position bias inside its own softmax and asks no registry",
