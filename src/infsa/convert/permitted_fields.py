@@ -27,6 +27,10 @@ TABLE = Rule(
     "a table of at most 262144 plain values",
     lambda value: isinstance(value, dict) and len(value) <= 1 << 18 and all(map(PLAIN.fits, value.values())),
 )
+TABLES = Rule(
+    "a table of at most 1024 tables of plain values",
+    lambda value: isinstance(value, dict) and len(value) <= 1 << 10 and all(map(TABLE.fits, value.values())),
+)
 LABELS = Rule(
     "a table of at most 262144 labels",
     lambda value: (
@@ -35,6 +39,8 @@ LABELS = Rule(
 )
 DTYPE = either(one_of(*DTYPES), NONE)
 SPECIAL = {
+    "_remove_final_layer_norm": FLAG,
+    "_sliding_window_pattern": whole(1, 1 << 10),
     "architectures": either(some(WORD, 1, 1), NONE),
     "disable_custom_kernels": one_of(True),
     "dtype": DTYPE,
@@ -46,7 +52,11 @@ SPECIAL = {
     "use_pretrained_backbone": one_of(False, None),
     "use_timm_backbone": FLAG,
 }
-ROTARY = {"rope_parameters": either(TABLE, NONE), "rope_scaling": either(TABLE, NONE), "rope_theta": number(0, 1e12)}
+ROTARY = {
+    "rope_parameters": either(TABLE, TABLES, NONE),
+    "rope_scaling": either(TABLE, NONE),
+    "rope_theta": number(0, 1e12),
+}
 OF_A_FOLDER = {"out_features": PLAIN, "out_indices": PLAIN, "stage_names": PLAIN}  # written though computed
 LEFT_OUT = ("_name_or_path", "model_type", "transformers_version", "task_specific_params", "pruned_heads", "infsa")
 
@@ -70,13 +80,13 @@ def has_layers(config: Any) -> bool:
         >>> has_layers(ViTConfig)
         True
     """
-    from .huggingface_layers import CLASSES
+    from .huggingface_classes import CLASSES, INSIDE
 
     spec = importlib.util.find_spec(config.__module__.replace(".configuration_", ".modeling_"))
     if spec is None or spec.origin is None:
         return False
     source = Path(spec.origin).read_text(encoding="utf-8")  # read, not imported: a file does not choose what runs
-    return re.search(rf"^class ({'|'.join(CLASSES)})\b", source, re.MULTILINE) is not None
+    return re.search(rf"^class ({'|'.join([*CLASSES, *INSIDE])})\b", source, re.MULTILINE) is not None
 
 
 def permitted_fields(asked: Any, config: Any, where: str, folder: bool = False) -> dict[str, Any]:
