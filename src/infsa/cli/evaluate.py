@@ -189,7 +189,7 @@ def class_rows(found: "Accuracy", split: str) -> "tuple[Rows, str]":
     names, rows = found.unique_classes, []
     for index in [i for i, count in enumerate(found.counts) if count]:
         wrong = [0 if other == index else count for other, count in enumerate(found.confusion[index])]
-        mostly = f"{shown(names[wrong.index(max(wrong))])} ({max(wrong)})" if any(wrong) else ""
+        mostly = f"{shown(names[wrong.index(max(wrong))])} ({max(wrong)})" if any(wrong) else "itself"
         share = found.hits[index] / found.counts[index]
         rows.append((share, [shown(names[index]), f"{found.counts[index]:,}", f"{share:.1%}", mostly]))
     rows.sort(key=lambda row: row[0])
