@@ -284,9 +284,9 @@ class InfViT(TimmInterface):
         context = (grid, self.num_prefix_tokens, self.key_mask(patch_mask, grid))
         total = torch.zeros_like(x) if self.readout == "series" else None
         if self.training:
-            for module in self.modules():
-                if isinstance(module, Performer):
-                    module.advance()
+            for block in self.blocks:
+                if isinstance(attention := getattr(block, "attn", None), Performer):
+                    attention.advance()
         for index, block in enumerate(self.blocks[:depth]):
             before = x
             if total is None and classify and self.global_pool == "token" and index == len(self.blocks) - 1:

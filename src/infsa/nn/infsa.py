@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
-from ..ops.projected import project_pooled
+from ..ops.projected import project_pooled, scale_heads
 from ..ops.pure import Norm
 from ..ops.rows import linear, untouched
 from ..ops.validate import (
@@ -298,11 +298,11 @@ class LinearInfSA(nn.Module):
     def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
         values, groups = self._pooled_values(x, key_mask, is_causal)
-        rows = merge_heads(scale_heads(values, self.decay()))
+        rows = merge_heads(values) if groups is not None else values.reshape(len(x), 1, self.proj.in_features)
         return project_out(rows, self.extra, self.proj), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
-        """Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
+        """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
         options: dict[str, Any] = {
@@ -315,25 +315,22 @@ class LinearInfSA(nn.Module):
             "eps": self.eps,
             "impl": self.impl,
         }
-        x = zero_padding(x, key_mask)
         check_tokens(x, self.proj.out_features)
-        if not self._pools_tokens(x):
-            q, k = self._project(x)
-            pooled = central_pool(q, k, x.unsqueeze(1), **options)
-            return project_values(pooled, self.v, self.num_heads), pooled.groups
-        query, key = (self.q.weight, self.q.bias), None if self.k is None else (self.k.weight, self.k.bias)
-        if type(self.v) is nn.Linear:
-            return projected_values(x, self.num_heads, query, key, (self.v.weight, self.v.bias), **options)
-        pooled = projected_pool(x, self.num_heads, query, key, **options)
-        return project_values(pooled, self.v, self.num_heads), pooled.groups
+        plain = self._pools_tokens(x)
+        if plain and type(self.v) is nn.Linear:
+            query, value = (self.q.weight, self.q.bias), (self.v.weight, self.v.bias)
+            key = None if self.k is None else (self.k.weight, self.k.bias)
+            return projected_values(x, self.num_heads, query, key, value, gamma=self.decay(), **options)
+        if plain:
+            key = None if self.k is None else (self.k.weight, self.k.bias)
+            pooled = projected_pool(x, self.num_heads, (self.q.weight, self.q.bias), key, **options)
+        else:
+            x = zero_padding(x, key_mask)
+            pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
+        return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups
 
     def _pools_tokens(self, x: Tensor) -> bool:
         """Whether the projections' weights are enough: on a GPU, plain ones that nobody listens to."""
         layers = [self.q] if self.k is None else [self.q, self.k]
         plain = all(type(layer) is nn.Linear for layer in layers) and untouched(*layers)
         return plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda))
-
-
-def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:
-    """γ x for x (B, H, m, d) and γ a float or (H,), in the type of x."""
-    return x * (gamma.to(x.dtype).view(-1, 1, 1) if isinstance(gamma, Tensor) else gamma)

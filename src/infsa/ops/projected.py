@@ -10,8 +10,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from .activation import ACTIVATIONS
 from .linear import Causal, Pooled, central_pool, weighted_mean
 from .rows import by_sums, linear_by_sums
-from .triton.support import FEW_TOKENS, Projection, pool_limit
+from .triton.support import DTYPES, FEW_TOKENS, LARGEST_WIDTH, Projection, pool_limit
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
+
+PLAIN = (Tensor, nn.Parameter)
+FUSED = (torch.bfloat16, torch.float32)  # float16 needs units of its own: its range holds no sums of scores
 
 
 def projected_values(
@@ -21,15 +24,17 @@ def projected_values(
     key: Projection | None,
     value: Projection,
     *,
+    gamma: float | Tensor = 1.0,
     activation: str = "relu",
     key_mask: Tensor | None = None,
     eps: float = 1e-6,
     impl: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Pool x (B, N, D) and project what was pooled: Σ a_j v_j of each group (B, H, m, d), and each token's group.
+    """Pool x (B, N, D) and project what was pooled: γ Σ a_j v_j of each group (B, H, m, d), and each token's group.
 
-    The options are those of :func:`projected_pool`, whose result this is after the value projection.
+    ``gamma`` is a number or a tensor (H,), not checked. The other options are those of :func:`projected_pool`, whose
+    result this is after the value projection.
 
     Example:
         >>> q, v = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
@@ -38,21 +43,40 @@ def projected_values(
         torch.Size([1, 8, 1, 64])
     """
     _check(x, num_heads, query, key_mask, activation, eps)
-    projections = (query, key or query, value)
-    few = impl == "auto" and activation != "gelu" and _in_few_launches(x, num_heads, projections, **options)
-    if few and not torch.is_autocast_enabled(x.device.type):
-        from .triton.pooled_values import pooled_values
+    if impl == "auto" and _is_fused(x, num_heads, query, key, value, gamma, **options):
+        from .triton.fused import fused_values
 
         x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
-        return pooled_values(x, num_heads, *projections, key_mask, activation, eps), None
+        x = x.to(_compute_dtype(x))
+        return fused_values(x, num_heads, query, key, value, gamma, key_mask, activation, eps), None
     options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
-    if few:
-        dtype = _compute_dtype(x)
-        typed = (_cast(query, dtype), None if key is None else _cast(key, dtype), _cast(value, dtype))
-        with torch.autocast(x.device.type, enabled=False):
-            return projected_values(x.to(dtype), num_heads, *typed, **options)
     pooled = projected_pool(x, num_heads, query, key, **options)
-    return project_pooled(pooled, *value, num_heads), pooled.groups
+    return scale_heads(project_pooled(pooled, *value, num_heads), gamma), pooled.groups
+
+
+def plain_values(
+    x: Tensor,
+    num_heads: int,
+    query: Projection,
+    key: Projection | None,
+    value: Projection,
+    gamma: float | Tensor,
+    key_mask: Tensor | None,
+    activation: str,
+    eps: float,
+) -> Tensor:
+    """The same for one group in plain operations, and in the type of x."""
+    query, value = _cast(query, x.dtype), _cast(value, x.dtype)
+    key = None if key is None else _cast(key, x.dtype)
+    options: dict[str, Any] = {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": "reference"}
+    return projected_values(x, num_heads, query, key, value, gamma=gamma, **options)[0]
+
+
+def scale_heads(x: Tensor, gamma: float | Tensor) -> Tensor:
+    """γ x for x (B, H, m, d) and γ a float or (H,), in the type of x."""
+    if isinstance(gamma, Tensor):
+        return x * gamma.to(x.dtype).view(-1, 1, 1)
+    return x if gamma == 1.0 else x * gamma
 
 
 def _cast(projection: Projection, dtype: torch.dtype) -> Projection:
@@ -60,31 +84,43 @@ def _cast(projection: Projection, dtype: torch.dtype) -> Projection:
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _in_few_launches(
+def _is_fused(
     x: Tensor,
     heads: int,
-    projections: tuple[Projection, ...],
+    query: Projection,
+    key: Projection | None,
+    value: Projection,
+    gamma: float | Tensor,
     iterations: int = 1,
     queries: int = 1,
     causal: Causal = None,
     chunk_size: int | None = None,
 ) -> bool:
-    """Whether kernels take x all the way: as it comes, without gradients, in bfloat16 on a GPU.
+    """Whether one function with few launches takes x all the way to the values: as it comes, on a GPU.
 
-    Whatever they do not know, and whatever is wrong, is left to the way of plain operations.
+    Whatever it does not know, and whatever is wrong, is left to the way of plain operations.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_in_torch_dispatch_mode():
+    if iterations != 1 or queries != 1 or causal is not None or chunk_size is not None:
         return False
-    if not x.shape[0] or x.shape[1] <= FEW_TOKENS or not _products_pay(x):
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return False
-    tensors = [x, *(y for pair in projections for y in pair if y is not None)]
-    plain = all(type(y) in (Tensor, nn.Parameter) and y.device == x.device for y in tensors)
-    typed = torch.is_autocast_enabled(x.device.type) or all(y.dtype == x.dtype for y in tensors)
-    weights = [weight.shape for weight, _ in projections]
-    fits = all(shape[1:] == x.shape[2:] and shape[0] % heads == 0 for shape in weights) and weights[0] == weights[1]
-    fits = fits and all(bias is None or bias.shape == weight.shape[:1] for weight, bias in projections)
-    limit = pool_limit(x, max(shape[0] for shape in weights) // heads, iterations, queries, causal)
-    known = plain and typed and fits and limit is None and chunk_size is None
+    batch, n, dim = x.shape
+    if not batch or n <= FEW_TOKENS or _compute_dtype(x) not in FUSED:
+        return False
+    rows, columns = query[0].shape[0], value[0].shape[0]
+    pairs = (query, value) if key is None else (query, key, value)
+    for (weight, bias), size in zip(pairs, (rows, columns) if key is None else (rows, rows, columns), strict=True):
+        if weight.shape != (size, dim) or (bias is not None and bias.shape != (size,)):
+            return False
+    if columns % heads or max(rows, columns) > LARGEST_WIDTH * heads:
+        return False
+    tensors = [y for pair in pairs for y in pair if y is not None]
+    dtype = x.dtype if not torch.is_autocast_enabled(x.device.type) else query[0].dtype
+    if any(type(y) not in PLAIN or y.device != x.device or y.dtype != dtype for y in tensors):
+        return False
+    if isinstance(gamma, Tensor) and (type(gamma) not in PLAIN or gamma.device != x.device):
+        return False
+    known = type(x) in PLAIN and dtype in DTYPES and x.dtype in DTYPES
     return known and choose_implementation("auto", x, None) == "triton"
 
 

@@ -8,6 +8,7 @@ from ..nn.infsa import (
     merge_heads,
     project_out,
     project_values,
+    scale_heads,
     zero_padding,
 )
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
@@ -29,7 +30,7 @@ class ShardedLinearInfSA(LinearInfSA):
     ranks: Ranks
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
-        """Σ a_j v_j over the tokens of all ranks, each of which projects what it pooled before it sends it."""
+        """γ Σ a_j v_j over the tokens of all ranks, each of which projects what it pooled before it sends it."""
         if is_causal:
             raise ValueError("is_causal=True is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
         x = zero_padding(x, key_mask)
@@ -47,7 +48,7 @@ class ShardedLinearInfSA(LinearInfSA):
             project=lambda mean: self._project_pooled(mean, mean.new_zeros(mean.shape[:3])),
         )
         bias = self._project_pooled(x.new_zeros(*pooled.mass.shape, x.shape[2]), pooled.mass)
-        return pooled.mean.to(bias.dtype) + bias, pooled.groups
+        return scale_heads(pooled.mean.to(bias.dtype) + bias, self.decay()), pooled.groups
 
     def _project_pooled(self, mean: Tensor, mass: Tensor) -> Tensor:
         """mean W_Vᵀ + mass b_V, head by head."""

@@ -58,7 +58,8 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
         >>> with on_device(q):
         ...     kernel[grid](q)
     """
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext()
 
 
 def allow_descriptors(x: Tensor) -> None:

@@ -15,7 +15,8 @@ ABS = tl.constexpr(2)
 NUMBERS = {"relu": 0, "gelu": 1, "abs": 2}
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-COUNTS = ["heads", "items", "n", "n_q", "n_k", "dot_blocks", "splits", "span"]  # a new length must not recompile
+# a new length must not recompile
+COUNTS = ["heads", "items", "n", "n_q", "n_k", "dot_blocks", "splits", "span", "skip"]
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 

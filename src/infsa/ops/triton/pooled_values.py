@@ -1,22 +1,19 @@
 """Linear-InfSA from tokens to pooled values, forward, in seven launches; three are the vendor's matrix products.
 
 In plain operations, what all tokens of an image share, a row per head, takes two dozen launches, which for short inputs
-are longer than the arithmetic. Rows are added up in float32 and rounded once.
+are longer than the arithmetic. Sums over tokens are kept in float32; rows are rounded once.
+
+``numbers`` (4, B, H) holds what each head of an image has one of: Σ e + ε, q̄ · b_K, Σ S and Σ|S| + ε.
 """
 
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def"
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from .configs import padded_width
-from .layout import mask_bytes, on_device
-from .parts import COUNTS, NUMBERS, edges, real_tokens, rounded, wide
-from .query_sums import SPANS_AT_ONCE, added, span_sums, spans_of
-from .support import Projection
+from .parts import COUNTS, GELU, edges, real_tokens, rounded, wide
+from .query_sums import added
 
 CHANNELS = 128  # of a token, per step
 TOKENS = 64  # per step over the scores
@@ -29,9 +26,11 @@ def central_kernel(
     vectors_ptr,
     w_ptr,
     b_ptr,
+    central_ptr,
+    numbers_ptr,
     u_ptr,
-    offset_ptr,
     heads,
+    items,
     splits,
     eps,
     DIM: tl.constexpr,
@@ -41,7 +40,7 @@ def central_kernel(
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """u = W_Kᵀ q̄ for a block of channels, and o = q̄ · b_K, of one image and head; q̄ = Σ e q / (Σ e + ε)."""
+    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε) and o = q̄ · b_K, of one of ``items`` images' heads."""
     place = tl.program_id(0)
     batch, head = place // heads, place % heads
     total, vector = added(totals_ptr, vectors_ptr, batch, head, heads, splits, WIDTH, PADDED, BLOCK)
@@ -57,16 +56,20 @@ def central_kernel(
         offset = 0.0
         if BIASED:
             offset = tl.sum(central * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32), 0)
-        tl.store(offset_ptr + place, offset)
+        tl.store(numbers_ptr + place, total + eps)
+        tl.store(numbers_ptr + items + place, offset)
+        tl.store(central_ptr + wide(place) * WIDTH + inside, central, mask=inside < WIDTH)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def edge_kernel(
-    scores_ptr,
-    offset_ptr,
+    raw_ptr,
+    numbers_ptr,
     mask_ptr,
+    scores_ptr,
     sums_ptr,
     heads,
+    items,
     n,
     splits,
     span,
@@ -75,24 +78,42 @@ def edge_kernel(
     MASKED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """S = φ(raw + o) in the place of raw (B, N, H), for one span of tokens, and Σ S."""
+    """S = φ(raw + o), raw and S (B, N, H), for one span of tokens; Σ S and, where S may be negative, Σ|S|."""
     head_blocks = tl.cdiv(heads, BLOCK_H)
     head = tl.program_id(0) % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     place = tl.program_id(0) // head_blocks
     batch, first = place // splits, place % splits * span
     last = tl.minimum(first + span, n)
-    offset = tl.load(offset_ptr + wide(batch) * heads + head, mask=head < heads, other=0.0)
+    offset = tl.load(numbers_ptr + items + wide(batch) * heads + head, mask=head < heads, other=0.0)
     sums = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
+    absolute = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
     for start in tl.range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         real = real_tokens(mask_ptr, batch, token, n, MASKED) & (token < last)
-        spot = scores_ptr + (wide(batch) * n + token)[:, None] * heads + head[None, :]
+        spot = (wide(batch) * n + token)[:, None] * heads + head[None, :]
         exists = (token < last)[:, None] & (head < heads)[None, :]
-        raw = tl.load(spot, mask=exists, other=0.0).to(tl.float32) + offset[None, :]
+        raw = tl.load(raw_ptr + spot, mask=exists, other=0.0).to(tl.float32) + offset[None, :]
         s = rounded(tl.where(real[:, None], edges(raw, 1.0, ACTIVATION), 0.0), scores_ptr.dtype.element_ty)
-        tl.store(spot, s, mask=exists)
-        sums += tl.where(exists, s.to(tl.float32), 0.0)
-    tl.store(sums_ptr + wide(place) * heads + head, tl.sum(sums, 0), mask=head < heads)
+        tl.store(scores_ptr + spot, s, mask=exists)
+        s = tl.where(exists, s.to(tl.float32), 0.0)
+        sums += s
+        if ACTIVATION == GELU:
+            absolute += tl.abs(s)
+    spot = sums_ptr + wide(place) * heads + head
+    tl.store(spot, tl.sum(sums, 0), mask=head < heads)
+    if ACTIVATION == GELU:
+        tl.store(spot + wide(items) * splits, tl.sum(absolute, 0), mask=head < heads)
+
+
+@triton.jit
+def head_sum(sums_ptr, batch, head, heads, splits, BLOCK: tl.constexpr):
+    """The sum of the spans of one image and head: (B, splits, H) -> a number."""
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(batch) * splits + split) * heads + head
+        total += tl.load(sums_ptr + spot, mask=split < splits, other=0.0)
+    return tl.sum(total, 0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -101,26 +122,32 @@ def value_kernel(
     sums_ptr,
     w_ptr,
     b_ptr,
+    gamma_ptr,
+    numbers_ptr,
     values_ptr,
     heads,
+    items,
     splits,
     eps,
+    gamma,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
+    LEARNED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
-    """(W_V Σ S x + b_V Σ S) / (Σ S + ε) of one image and head."""
+    """γ (W_V Σ S x + b_V Σ S) / (Σ|S| + ε) of one image and head."""
     place = tl.program_id(0)
     batch, head = place // heads, place % heads
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in tl.range(0, splits, BLOCK):
-        split = start + tl.arange(0, BLOCK)
-        spot = (wide(batch) * splits + split) * heads + head
-        total += tl.load(sums_ptr + spot, mask=split < splits, other=0.0)
-    mass = tl.sum(total, 0)
+    mass = head_sum(sums_ptr, batch, head, heads, splits, BLOCK)
+    scale = mass + eps
+    if ACTIVATION == GELU:
+        scale = head_sum(sums_ptr + wide(items) * splits, batch, head, heads, splits, BLOCK) + eps
+    tl.store(numbers_ptr + 2 * items + place, mass)
+    tl.store(numbers_ptr + 3 * items + place, scale)
     inside = tl.arange(0, PADDED)
     row = head * WIDTH + inside
     values = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
@@ -128,72 +155,12 @@ def value_kernel(
         channel = start + tl.arange(0, BLOCK_D)
         mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
         w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        pooled = tl.load(pooled_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        pooled = tl.load(pooled_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0)
         values += w * pooled[None, :]
     found = tl.sum(values, 1)
     if BIASED:
         found += mass * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
-    found = rounded(found / (mass + eps), values_ptr.dtype.element_ty)
+    if LEARNED:
+        gamma = tl.load(gamma_ptr + head)
+    found = rounded(gamma * found / scale, values_ptr.dtype.element_ty)
     tl.store(values_ptr + wide(place) * WIDTH + inside, found, mask=inside < WIDTH)
-
-
-def pooled_values(
-    x: Tensor,
-    heads: int,
-    query: Projection,
-    key: Projection,
-    value: Projection,
-    mask: Tensor | None,
-    activation: str,
-    eps: float,
-) -> Tensor:
-    """Σ a v (B, H, 1, d) for x (B, N, D) in bfloat16 and projections of its type, φ without negative values.
-
-    ``mask`` (B, N) is True for real tokens; the others must be zero.
-
-    Example:
-        >>> pooled_values(x, 64, query, query, value, None, "relu", 1e-6).shape
-        torch.Size([1, 64, 1, 16])
-    """
-    (batch, n, dim), columns = x.shape, value[0].shape[0]
-    totals, vectors = span_sums(torch.nn.functional.linear(x, *query), mask, heads)
-    u, offset = x.new_empty(batch, heads, dim), totals.new_empty(batch, heads)
-    block_h = min(64, triton.next_power_of_2(heads))
-    head_blocks = triton.cdiv(heads, block_h)
-    splits, span = spans_of(n, PROGRAMS // (batch * head_blocks), TOKENS)
-    sums, values = totals.new_empty(batch, splits, heads), x.new_empty(batch, heads, 1, columns // heads)
-    with on_device(x):
-        central_kernel[(batch * heads, triton.cdiv(dim, CHANNELS))](
-            totals, vectors, *_read(key), u, offset, heads, totals.shape[1], eps, **_sizes(key, dim, heads)
-        )
-        scores = x @ u.mT
-        edge_kernel[(batch * splits * head_blocks,)](
-            scores,
-            offset,
-            mask_bytes(mask, x),
-            sums,
-            heads,
-            n,
-            splits,
-            span,
-            BLOCK_N=TOKENS,
-            BLOCK_H=block_h,
-            MASKED=mask is not None,
-            ACTIVATION=NUMBERS[activation],
-            num_warps=4,
-        )
-        value_kernel[(batch * heads,)](
-            scores.mT @ x, sums, *_read(value), values, heads, splits, eps, **_sizes(value, dim, heads)
-        )
-    return values
-
-
-def _read(projection: Projection) -> tuple[Tensor, Tensor]:
-    weight, bias = projection
-    return weight.contiguous(), weight if bias is None else bias.contiguous()
-
-
-def _sizes(projection: Projection, dim: int, heads: int) -> dict[str, int | bool]:
-    width = projection[0].shape[0] // heads
-    sizes = {"DIM": dim, "WIDTH": width, "PADDED": padded_width(width), "BIASED": projection[1] is not None}
-    return sizes | {"BLOCK": SPANS_AT_ONCE, "BLOCK_D": CHANNELS, "num_warps": 4}

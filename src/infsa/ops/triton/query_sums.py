@@ -151,12 +151,17 @@ def gradient_kernel(
     tl.store(row + offset[None, :], dq, mask=(token < n)[:, None] & exists[None, :])
 
 
-def _sizes(q: Tensor, mask: Tensor | None, heads: int) -> tuple[LinearConfig, dict[str, int | bool]]:
-    """The config of both passes, and what is fixed in their kernels."""
-    config = linear_config("queries", heads, q.dtype, q.device.index)
-    width = q.shape[2] // heads
+def query_sizes(
+    width: int, heads: int, masked: bool, dtype: torch.dtype, index: int | None
+) -> tuple[LinearConfig, dict[str, int | bool]]:
+    """The config of both passes over queries of a head width, and what is fixed in their kernels.
+
+    Example:
+        >>> config, constants = query_sizes(16, 64, False, torch.bfloat16, 0)
+    """
+    config = linear_config("queries", heads, dtype, index)
     padded = padded_width(width)
-    sizes = {"WIDTH": width, "PADDED": padded, "BLOCK_N": config.block_n, "MASKED": mask is not None}
+    sizes = {"WIDTH": width, "PADDED": padded, "BLOCK_N": config.block_n, "MASKED": masked}
     return config, sizes | {"BLOCK_H": max(1, config.columns // padded)} | config.launch
 
 
@@ -179,7 +184,7 @@ def span_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tenso
     """
     q = readable(q)
     batch, n, _ = q.shape
-    config, sizes = _sizes(q, mask, heads)
+    config, sizes = query_sizes(q.shape[2] // heads, heads, mask is not None, q.dtype, q.device.index)
     head_blocks = triton.cdiv(heads, sizes["BLOCK_H"])
     splits, span = spans_of(n, config.programs // (batch * head_blocks), config.block_n)
     totals = q.new_empty(batch, splits, heads, dtype=torch.float32)
@@ -216,7 +221,7 @@ def query_gradients(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, mask: T
     """
     q = readable(q)
     batch, n, _ = q.shape
-    config, sizes = _sizes(q, mask, heads)
+    config, sizes = query_sizes(q.shape[2] // heads, heads, mask is not None, q.dtype, q.device.index)
     dq = q.new_empty(q.shape)
     if batch:
         blocks = batch * triton.cdiv(n, config.block_n) * triton.cdiv(heads, sizes["BLOCK_H"])
