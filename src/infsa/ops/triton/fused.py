@@ -169,7 +169,7 @@ class Plan:
         on_scores = wide_product(x, rows.as_strided((batch, dim, heads), (2 * heads * dim, 1, dim), heads * dim))
         both = self._empty(batch, n, 2 * heads, dtype=self.dtype)
         sums = self._empty(*self.draw_spans)
-        self.draw(on_scores, raw, scores, numbers, pulls, real, both, sums)
+        self.draw(on_scores, _or(raw, scores), scores, numbers, pulls, real, both, sums)
         du = wide_product(both.as_strided((batch, heads, n), (2 * heads * n, 1, 2 * heads)), x)
         on_vectors, on_totals = self._empty(batch, heads, self.width), self._empty(2, batch, heads)
         self.dcentral(du, sums, central, numbers, key[0], _or(key[1], du), on_vectors, on_totals)
