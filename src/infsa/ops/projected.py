@@ -14,7 +14,7 @@ from .triton.support import DTYPES, FEW_TOKENS, LARGEST_WIDTH, Projection, pool_
 from .validate import check_activation, check_count, check_eps, check_token_mask, choose_implementation, shape_of
 
 PLAIN = (Tensor, nn.Parameter)
-FUSED = (torch.bfloat16, torch.float32)  # float16 needs units of its own: its range holds no sums of scores
+FUSED = (torch.bfloat16,)  # sums over tokens by products are rounded like it; float16 would need units of its own
 
 
 def projected_values(

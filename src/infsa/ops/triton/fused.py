@@ -9,6 +9,7 @@ accumulated in float32, in one order.
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .pooled_values import CHANNELS, PROGRAMS, TOKENS
 from .query_sums import SPANS_AT_ONCE, gradient_kernel, query_sizes, span_kernel, spans_of
 from .support import Projection
 
+IMAGES = 16  # that share a read of a weight
 PLANS = 512  # kinds of calls whose launches are kept
 
 
@@ -89,16 +91,22 @@ class Plan:
 
         key, value = self._sizes(self.width, biased[0]), self._sizes(self.value_width, biased[1])
         summed = {"BLOCK": SPANS_AT_ONCE}
+        images = IMAGES if 2 * batch >= IMAGES else 1
+        few = {"IMAGES": images}
+        groups = heads * triton.cdiv(batch, images)
         decay = {"LEARNED": learned, "ACTIVATION": number}
         factor = 1.0 if gamma is None else gamma
         blocks = triton.cdiv(dim, CHANNELS)
         self.central = self._launch(
-            pooled_values.central_kernel, (items, blocks), (heads, items, splits, eps), key | summed
+            pooled_values.central_kernel,
+            (groups, blocks),
+            (heads, items, splits, eps),
+            key | few | {"BLOCK": max(1, SPANS_AT_ONCE // images)},
         )
         self.value = self._launch(
             pooled_values.value_kernel, items, (heads, items, edge_splits, eps, factor), value | summed | decay
         )
-        self.row = self._launch(pooled_gradients.row_kernel, items, (heads, items, eps, factor), value | decay)
+        self.row = self._launch(pooled_gradients.row_kernel, groups, (heads, items, eps, factor), value | few | decay)
         self.dcentral = self._launch(
             pooled_gradients.central_gradient_kernel, items, (heads, items, edge_splits), key | summed
         )
@@ -256,15 +264,17 @@ def fused_values(
         return plan.forward(*_prepared(plan, tensors, mask))[0]
 
 
-def _prepared(plan: Plan, tensors: tuple[Tensor | None, ...], mask: Tensor | None) -> tuple[Any, ...]:
+def _prepared(plan: Plan, tensors: Sequence[Tensor | None], mask: Tensor | None) -> tuple[Any, ...]:
     """The arguments of ``Plan.forward``: contiguous, of one type, γ a row in float32."""
-    x, *pairs, gamma = tensors
-    assert x is not None
-    typed = [None if y is None else y.to(plan.dtype).contiguous() for y in pairs]
-    query, key, value = zip(typed[::2], typed[1::2], strict=True)
+    x, wq, bq, wk, bk, wv, bv = (
+        y if y is None or (y.dtype is plan.dtype and y.is_contiguous()) else y.to(plan.dtype).contiguous()
+        for y in tensors[:7]
+    )
+    gamma = tensors[7]
     if gamma is not None:
         gamma = gamma.to(torch.float32).expand(plan.heads).contiguous()
-    return x.contiguous(), query, query if key[0] is None else key, value, gamma, mask
+    query = (wq, bq)
+    return x, query, query if wk is None else (wk, bk), (wv, bv), gamma, mask
 
 
 def _without_autocast(x: Tensor) -> Any:
@@ -284,30 +294,29 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, mask, plan, ctx.options = arguments
         with on_device(tensors[0]), _without_autocast(tensors[0]):
-            prepared = _prepared(plan, tuple(tensors), mask)
-            values, kept = plan.forward(*prepared)
+            values, kept = plan.forward(*_prepared(plan, tensors, mask))
         ctx.plan = plan
         if not any(ctx.needs_input_grad[:5]):  # values and γ alone: tokens and scores are not read again
             kept = (None, None, None, *kept[3:5], None, kept[6])
         elif plan.activation == "relu":
             kept = (kept[0], None, *kept[2:])
-        x, query, key, value, gamma, _ = prepared
-        ctx.save_for_backward(*tensors, mask, *kept, x, *query, *key, *value, gamma)
+        ctx.save_for_backward(*tensors, mask, *kept)
         return values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        inputs, mask, kept, (x, wq, _, wk, bk, wv, bv, gamma) = saved[:8], saved[8], saved[9:16], saved[16:]
+        inputs, mask, kept = saved[:8], saved[8], saved[9:]
         nothing = (None, None, None)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or _batched(grad):
             return *_plain_gradients(ctx.options, inputs, mask, grad, ctx.needs_input_grad), *nothing
         wants = ctx.needs_input_grad
         dtypes = [None if y is None else y.dtype for y in inputs]
         found: list[Tensor | None] = [None] * 8
-        with on_device(x), _without_autocast(x):
+        with on_device(grad), _without_autocast(grad):
+            x, (wq, _), (wk, bk), value, gamma, _ = _prepared(plan, inputs, mask)
             _, _, _, u, pooled, _, numbers = kept
-            rows, scaled, pulls = plan.row_gradients(grad.contiguous(), pooled, numbers, (wv, bv), gamma, u)
+            rows, scaled, pulls = plan.row_gradients(grad.contiguous(), pooled, numbers, value, gamma, u)
             if wants[5] or wants[6]:
                 found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, wants[5:7], dtypes[5])
             if wants[7]:

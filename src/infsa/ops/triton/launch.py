@@ -45,9 +45,12 @@ class Launch:
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]
-        kind = 0
+        kind = bits = 0
         for address in addresses:
-            kind = 2 * kind + (address & 15 != 0)
+            bits |= address
+        if bits & 15:
+            for address in addresses:
+                kind = 2 * kind + (address & 15 != 0)
         compiled = self.compiled.get(kind)
         if compiled is None:
             self.compiled[kind] = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)

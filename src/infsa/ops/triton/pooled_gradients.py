@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .parts import COUNTS, GELU, RELU, edges_and_pulled, product, real_tokens, rounded, wide
-from .pooled_values import head_sum
+from .pooled_values import head_sum, times
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -38,47 +38,55 @@ def row_kernel(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
+    IMAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
     LEARNED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """For one image and head: u and r in ``rows`` (B, 2H, D), g' in ``scaled``; in ``pulls`` (3, B, H) what dS adds to
-    x · r, as it is and by the sign of S, and the pull on γ."""
-    place = tl.program_id(0)
-    batch, head = place // heads, place % heads
-    mass, scale = tl.load(numbers_ptr + 2 * items + place), tl.load(numbers_ptr + 3 * items + place)
+    """For a few images and one head: u and r in ``rows`` (B, 2H, D), g' in ``scaled``; in ``pulls`` (3, B, H) what dS
+    adds to x · r, as it is and by the sign of S, and the pull on γ."""
+    head = tl.program_id(0) % heads
+    image = tl.program_id(0) // heads * IMAGES + tl.arange(0, IMAGES)
+    exists = image < items // heads
+    place = wide(image) * heads + head
+    mass = tl.load(numbers_ptr + 2 * items + place, mask=exists, other=0.0)
+    scale = tl.load(numbers_ptr + 3 * items + place, mask=exists, other=1.0)
     if LEARNED:
         gamma = tl.load(gamma_ptr + head)
     inside = tl.arange(0, PADDED)
     row = head * WIDTH + inside
-    grad = tl.load(grad_ptr + wide(place) * WIDTH + inside, mask=inside < WIDTH, other=0.0).to(tl.float32) / scale
-    tl.store(scaled_ptr + wide(place) * WIDTH + inside, gamma * grad, mask=inside < WIDTH)
-    on_mass = 0.0
+    mask = exists[:, None] & (inside < WIDTH)[None, :]
+    spot = place[:, None] * WIDTH + inside[None, :]
+    grad = tl.load(grad_ptr + spot, mask=mask, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
+    tl.store(scaled_ptr + spot, gamma * grad, mask=mask)
+    on_mass = tl.zeros([IMAGES], dtype=tl.float32)
     if BIASED:
-        on_mass = tl.sum(grad * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32), 0)
-    kept = rows_ptr + wide(batch) * 2 * heads * DIM + wide(head) * DIM
-    exact = tl.zeros([BLOCK_D], dtype=tl.float32)
-    nearly = tl.zeros([BLOCK_D], dtype=tl.float32)
+        b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+        on_mass = tl.sum(grad * b[None, :], 1)
+    kept = rows_ptr + (wide(image) * 2 * heads + head)[:, None] * DIM
+    exact = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
+    nearly = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     for start in tl.range(0, DIM, BLOCK_D):
         channel = start + tl.arange(0, BLOCK_D)
         mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
         w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        spot = wide(place) * DIM + channel
-        pooled = tl.load(pooled_ptr + spot, mask=channel < DIM, other=0.0)
-        pull = tl.sum(grad[:, None] * w, 0)
+        mask = exists[:, None] & (channel < DIM)[None, :]
+        spot = place[:, None] * DIM + channel[None, :]
+        pooled = tl.load(pooled_ptr + spot, mask=mask, other=0.0)
+        pull = times(grad, w)
         near = rounded(gamma * pull, rows_ptr.dtype.element_ty)
-        tl.store(kept + channel, tl.load(u_ptr + spot, mask=channel < DIM, other=0.0), mask=channel < DIM)
-        tl.store(kept + wide(heads) * DIM + channel, near, mask=channel < DIM)
+        tl.store(kept + channel[None, :], tl.load(u_ptr + spot, mask=mask, other=0.0), mask=mask)
+        tl.store(kept + wide(heads) * DIM + channel[None, :], near, mask=mask)
         exact += pull * pooled
         nearly += near.to(tl.float32) * pooled
-    tl.store(pulls_ptr + 2 * items + place, tl.sum(exact, 0) + mass * on_mass)
+    tl.store(pulls_ptr + 2 * items + place, tl.sum(exact, 1) + mass * on_mass, mask=exists)
     on_mass *= gamma
     if ACTIVATION == GELU:
-        tl.store(pulls_ptr + place, on_mass)
-        tl.store(pulls_ptr + items + place, -(tl.sum(nearly, 0) + mass * on_mass) / scale)
+        tl.store(pulls_ptr + place, on_mass, mask=exists)
+        tl.store(pulls_ptr + items + place, -(tl.sum(nearly, 1) + mass * on_mass) / scale, mask=exists)
     else:
-        tl.store(pulls_ptr + place, (eps * on_mass - tl.sum(nearly, 0)) / scale)
+        tl.store(pulls_ptr + place, (eps * on_mass - tl.sum(nearly, 1)) / scale, mask=exists)
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -12,12 +12,20 @@ are longer than the arithmetic. Sums over tokens are kept in float32; rows are r
 import triton
 import triton.language as tl
 
-from .parts import COUNTS, GELU, edges, real_tokens, rounded, wide
-from .query_sums import added
+from .parts import COUNTS, GELU, edges, product, real_tokens, rounded, wide
 
 CHANNELS = 128  # of a token, per step
 TOKENS = 64  # per step over the scores
 PROGRAMS = 264  # that share the scores of a batch
+
+
+@triton.jit
+def times(rows, w):
+    """rows (images, PADDED) times w (PADDED, channels), both float32; the matrix units want sixteen images."""
+    if rows.shape[0] == 1:
+        return tl.sum(tl.trans(rows) * w, 0)[None, :]
+    else:
+        return product(rows, w, None)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -36,29 +44,43 @@ def central_kernel(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
+    IMAGES: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε) and o = q̄ · b_K, of one of ``items`` images' heads."""
-    place = tl.program_id(0)
-    batch, head = place // heads, place % heads
-    total, vector = added(totals_ptr, vectors_ptr, batch, head, heads, splits, WIDTH, PADDED, BLOCK)
-    central = vector / (total + eps)
+    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε) and o = q̄ · b_K, of a few images and one head."""
+    head = tl.program_id(0) % heads
+    image = tl.program_id(0) // heads * IMAGES + tl.arange(0, IMAGES)
+    exists = image < items // heads
     inside = tl.arange(0, PADDED)
+    total = tl.zeros([IMAGES, BLOCK], dtype=tl.float32)
+    vector = tl.zeros([IMAGES, BLOCK, PADDED], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(image)[:, None] * splits + split[None, :]) * heads + head
+        mask = exists[:, None] & (split < splits)[None, :]
+        total += tl.load(totals_ptr + spot, mask=mask, other=0.0)
+        mask = mask[:, :, None] & (inside < WIDTH)[None, None, :]
+        vector += tl.load(vectors_ptr + spot[:, :, None] * WIDTH + inside[None, None, :], mask=mask, other=0.0)
+    total = tl.sum(total, 1) + eps
+    central = tl.sum(vector, 1) / total[:, None]  # (IMAGES, PADDED)
     row = head * WIDTH + inside
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
     w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-    u = rounded(tl.sum(central[:, None] * w, 0), u_ptr.dtype.element_ty)
-    tl.store(u_ptr + wide(place) * DIM + channel, u, mask=channel < DIM)
+    u = rounded(times(central, w), u_ptr.dtype.element_ty)
+    place = wide(image) * heads + head
+    tl.store(u_ptr + place[:, None] * DIM + channel[None, :], u, mask=exists[:, None] & (channel < DIM)[None, :])
     if tl.program_id(1) == 0:
-        offset = 0.0
+        offset = tl.zeros([IMAGES], dtype=tl.float32)
         if BIASED:
-            offset = tl.sum(central * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32), 0)
-        tl.store(numbers_ptr + place, total + eps)
-        tl.store(numbers_ptr + items + place, offset)
-        tl.store(central_ptr + wide(place) * WIDTH + inside, central, mask=inside < WIDTH)
+            b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+            offset = tl.sum(central * b[None, :], 1)
+        tl.store(numbers_ptr + place, total, mask=exists)
+        tl.store(numbers_ptr + items + place, offset, mask=exists)
+        mask = exists[:, None] & (inside < WIDTH)[None, :]
+        tl.store(central_ptr + place[:, None] * WIDTH + inside[None, :], central, mask=mask)
 
 
 @triton.jit(do_not_specialize=COUNTS)
