@@ -79,8 +79,8 @@ def central_kernel(
             offset = tl.sum(central * b[None, :], 1)
         tl.store(numbers_ptr + place, total, mask=exists)
         tl.store(numbers_ptr + items + place, offset, mask=exists)
-        mask = exists[:, None] & (inside < WIDTH)[None, :]
-        tl.store(central_ptr + place[:, None] * WIDTH + inside[None, :], central, mask=mask)
+        known = exists[:, None] & (inside < WIDTH)[None, :]
+        tl.store(central_ptr + place[:, None] * WIDTH + inside[None, :], central, mask=known)
 
 
 @triton.jit(do_not_specialize=COUNTS)
