@@ -10,7 +10,7 @@ if HAS_TRITON:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
-    from infsa.ops.triton import configs, pure_backward, pure_forward
+    from infsa.ops.triton import configs, fused, pure_backward, pure_forward
 
 KIB = {80: 163, 89: 99, 90: 227, 100: 227}  # shared memory that one program may take
 KERNELS = {"pure_rows", "pure_keys", "pure_queries"}
@@ -46,19 +46,23 @@ class Driver:
         return 0
 
 
-@pytest.fixture
-def compiled(request, monkeypatch):
-    """What the launches of a generation compile to, by name of the kernel; nothing is launched."""
+def compile_only(monkeypatch, generation, wanted=None):
+    """What launches compile to on a generation, by the kernel's name: those ``wanted``, or all; nothing is launched."""
     found, run = {}, JITFunction.run
 
-    def compile_only(self, *args, grid, warmup=False, **options):
-        if self.__name__ in TIGHT[request.param]:
+    def compiled(self, *args, grid, warmup=False, **options):
+        if wanted is None or self.__name__ in wanted:
             found[self.__name__] = run(self, *args, grid=grid, warmup=True, **options)
 
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(configs, "generation", lambda index: request.param)
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(request.param))
+    monkeypatch.setattr(JITFunction, "run", compiled)
+    monkeypatch.setattr(configs, "generation", lambda index: generation)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(generation))
     return found
+
+
+@pytest.fixture
+def compiled(request, monkeypatch):
+    return compile_only(monkeypatch, request.param, TIGHT[request.param])
 
 
 @pytest.mark.parametrize("compiled", KIB, indirect=True)
@@ -75,6 +79,34 @@ def test_the_widest_heads_fit(compiled):
         assert ".target sm_" + str(generation) in kernel.asm["ptx"]
         uses_copy_engine = "cp.async.bulk.tensor" in kernel.asm["ptx"]
         assert not uses_copy_engine or generation >= 90
+
+
+FORWARD = {"span_kernel", "central_kernel", "edge_kernel", "value_kernel"}
+BACKWARD = {"row_kernel", "edge_gradient_kernel", "central_gradient_kernel", "gradient_kernel", "weight_kernel"}
+LAYERS = {  # images, heads, activation, masked, tied, bias, learned γ: what makes the compiler take another branch
+    "one image": (1, 64, "relu", False, True, True, False),
+    "many images": (64, 16, "gelu", True, False, False, True),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_way_from_tokens_to_values_and_back(layer, monkeypatch):
+    """The interpreter accepts what the compiler refuses, a name that changes its shape for instance."""
+    images, heads, activation, masked, tied, bias, learned = LAYERS[layer]
+    found = compile_only(monkeypatch, 90)
+    monkeypatch.setattr(fused, "plan_of", fused.Plan)
+    weights = [torch.zeros(1024, 1024, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    pairs = [(w, torch.zeros(1024, dtype=w.dtype, requires_grad=True) if bias else None) for w in weights]
+    x = torch.zeros(images, 20, 1024, dtype=torch.bfloat16, requires_grad=True)
+    gamma = torch.full((heads,), 0.7, requires_grad=True) if learned else 0.7
+    mask = torch.ones(images, 20, dtype=torch.bool) if masked else None
+    key = None if tied else pairs[1]
+    values = fused.fused_values(x, heads, pairs[0], key, pairs[2], gamma, mask, activation, 1e-6)
+    assert set(found) == FORWARD
+    values.sum().backward()
+    assert set(found) == FORWARD | BACKWARD
+    for name, kernel in found.items():
+        assert kernel.metadata.shared <= 1024 * KIB[90], name
 
 
 @pytest.mark.parametrize(

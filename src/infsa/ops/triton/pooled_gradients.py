@@ -56,10 +56,10 @@ def row_kernel(
         gamma = tl.load(gamma_ptr + head)
     inside = tl.arange(0, PADDED)
     row = head * WIDTH + inside
-    mask = exists[:, None] & (inside < WIDTH)[None, :]
-    spot = place[:, None] * WIDTH + inside[None, :]
-    grad = tl.load(grad_ptr + spot, mask=mask, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
-    tl.store(scaled_ptr + spot, gamma * grad, mask=mask)
+    known = exists[:, None] & (inside < WIDTH)[None, :]
+    of_row = place[:, None] * WIDTH + inside[None, :]
+    grad = tl.load(grad_ptr + of_row, mask=known, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
+    tl.store(scaled_ptr + of_row, gamma * grad, mask=known)
     on_mass = tl.zeros([IMAGES], dtype=tl.float32)
     if BIASED:
         b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
@@ -69,8 +69,8 @@ def row_kernel(
     nearly = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     for start in tl.range(0, DIM, BLOCK_D):
         channel = start + tl.arange(0, BLOCK_D)
-        mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
-        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        inner = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
+        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=inner, other=0.0).to(tl.float32)
         mask = exists[:, None] & (channel < DIM)[None, :]
         spot = place[:, None] * DIM + channel[None, :]
         pooled = tl.load(pooled_ptr + spot, mask=mask, other=0.0)
