@@ -287,7 +287,8 @@ class InfViT(TimmInterface):
             for block in self.blocks:
                 if isinstance(attention := getattr(block, "attn", None), Performer):
                     attention.advance()
-        for index, block in enumerate(self.blocks[:depth]):
+        blocks = self.blocks if depth is None else self.blocks[:depth]
+        for index, block in enumerate(blocks):
             before = x
             if total is None and classify and self.global_pool == "token" and index == len(self.blocks) - 1:
                 assert isinstance(block, Block)

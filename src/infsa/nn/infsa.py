@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
 from ..ops.linear import Pooled
-from ..ops.projected import project_pooled, scale_heads
+from ..ops.projected import project_pooled, scale_heads, straight_values
 from ..ops.pure import Norm
 from ..ops.rows import linear, untouched
 from ..ops.validate import (
@@ -305,6 +305,19 @@ class LinearInfSA(nn.Module):
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
+        check_tokens(x, self.proj.out_features)
+        plain, gamma = self._pools_tokens(x), self.decay()
+        if plain:
+            query = (self.q.weight, self.q.bias)
+            key = None if self.k is None else (self.k.weight, self.k.bias)
+        whole = plain and type(self.v) is nn.Linear
+        if whole:
+            value = (self.v.weight, self.v.bias)
+            if self.impl == "auto" and self.iterations == 1 and self.queries == 1 and not is_causal:
+                short = (gamma, key_mask, self.activation, self.eps)
+                values = straight_values(x, self.num_heads, query, key, value, *short)
+                if values is not None:
+                    return values, None
         options: dict[str, Any] = {
             "activation": self.activation,
             "key_mask": key_mask,
@@ -315,22 +328,18 @@ class LinearInfSA(nn.Module):
             "eps": self.eps,
             "impl": self.impl,
         }
-        check_tokens(x, self.proj.out_features)
-        plain = self._pools_tokens(x)
-        if plain and type(self.v) is nn.Linear:
-            query, value = (self.q.weight, self.q.bias), (self.v.weight, self.v.bias)
-            key = None if self.k is None else (self.k.weight, self.k.bias)
-            return projected_values(x, self.num_heads, query, key, value, gamma=self.decay(), **options)
+        if whole:
+            return projected_values(x, self.num_heads, query, key, value, gamma=gamma, **options)
         if plain:
-            key = None if self.k is None else (self.k.weight, self.k.bias)
-            pooled = projected_pool(x, self.num_heads, (self.q.weight, self.q.bias), key, **options)
+            pooled = projected_pool(x, self.num_heads, query, key, **options)
         else:
             x = zero_padding(x, key_mask)
             pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
-        return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups
+        return scale_heads(project_values(pooled, self.v, self.num_heads), gamma), pooled.groups
 
     def _pools_tokens(self, x: Tensor) -> bool:
         """Whether the projections' weights are enough: on a GPU, plain ones that nobody listens to."""
+        if not (self.impl == "triton" or (self.impl == "auto" and x.is_cuda)):
+            return False
         layers = [self.q] if self.k is None else [self.q, self.k]
-        plain = all(type(layer) is nn.Linear for layer in layers) and untouched(*layers)
-        return plain and (self.impl == "triton" or (self.impl == "auto" and x.is_cuda))
+        return all(type(layer) is nn.Linear for layer in layers) and untouched(*layers)

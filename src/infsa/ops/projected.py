@@ -1,5 +1,7 @@
 """Pool-first Linear-InfSA from tokens and projection weights: neither queries nor keys need to exist for all tokens."""
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +45,10 @@ def projected_values(
         torch.Size([1, 8, 1, 64])
     """
     _check(x, num_heads, query, key_mask, activation, eps)
-    if impl == "auto" and _is_fused(x, num_heads, query, key, value, gamma, **options):
-        from .triton.fused import fused_values
-
-        x = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
-        x = x.to(_compute_dtype(x))
-        return fused_values(x, num_heads, query, key, value, gamma, key_mask, activation, eps), None
+    if impl == "auto" and _is_one_row(**options):
+        values = straight_values(x, num_heads, query, key, value, gamma, key_mask, activation, eps)
+        if values is not None:
+            return values, None
     options |= {"activation": activation, "key_mask": key_mask, "eps": eps, "impl": impl}
     pooled = projected_pool(x, num_heads, query, key, **options)
     return scale_heads(project_pooled(pooled, *value, num_heads), gamma), pooled.groups
@@ -84,44 +84,69 @@ def _cast(projection: Projection, dtype: torch.dtype) -> Projection:
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _is_fused(
+def _is_one_row(iterations: int = 1, queries: int = 1, causal: Causal = None, chunk_size: int | None = None) -> bool:
+    return iterations == 1 and queries == 1 and causal is None and chunk_size is None
+
+
+def straight_values(
     x: Tensor,
-    heads: int,
+    num_heads: int,
     query: Projection,
     key: Projection | None,
     value: Projection,
     gamma: float | Tensor,
-    iterations: int = 1,
-    queries: int = 1,
-    causal: Causal = None,
-    chunk_size: int | None = None,
-) -> bool:
-    """Whether one function with few launches takes x all the way to the values: as it comes, on a GPU.
+    key_mask: Tensor | None,
+    activation: str,
+    eps: float,
+) -> Tensor | None:
+    """``projected_values`` by one function with few launches, for one group on a GPU; None where it is not for that.
 
     Whatever it does not know, and whatever is wrong, is left to the way of plain operations.
     """
-    if iterations != 1 or queries != 1 or causal is not None or chunk_size is not None:
-        return False
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        return False
-    batch, n, dim = x.shape
-    if not batch or n <= FEW_TOKENS or _compute_dtype(x) not in FUSED:
-        return False
-    rows, columns = query[0].shape[0], value[0].shape[0]
-    pairs = (query, value) if key is None else (query, key, value)
-    for (weight, bias), size in zip(pairs, (rows, columns) if key is None else (rows, rows, columns), strict=True):
-        if weight.shape != (size, dim) or (bias is not None and bias.shape != (size,)):
-            return False
-    if columns % heads or max(rows, columns) > LARGEST_WIDTH * heads:
-        return False
-    tensors = [y for pair in pairs for y in pair if y is not None]
-    dtype = x.dtype if not torch.is_autocast_enabled(x.device.type) else query[0].dtype
-    if any(type(y) not in PLAIN or y.device != x.device or y.dtype != dtype for y in tensors):
-        return False
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or type(x) not in PLAIN:
+        return None
+    cast = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+    tensors = (x, *query, *(key or (None, None)), *value)
+    kinds = tuple([None if y is None else (type(y), y.dtype, y.device, y.shape) for y in tensors])
+    if not _fits(kinds, dtype, cast, num_heads, activation, eps) or choose_implementation("auto", x, None) != "triton":
+        return None
     if isinstance(gamma, Tensor) and (type(gamma) not in PLAIN or gamma.device != x.device):
+        return None
+    if key_mask is not None:
+        check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
+        x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+    from .triton.fused import fused_values
+
+    x = x if x.dtype is dtype else x.to(dtype)
+    return fused_values(x, num_heads, query, key, value, gamma, key_mask, activation, eps)
+
+
+@functools.lru_cache(512)
+def _fits(
+    kinds: tuple[tuple[type, torch.dtype, torch.device, torch.Size] | None, ...],
+    dtype: torch.dtype,
+    cast: bool,
+    heads: int,
+    activation: str,
+    eps: float,
+) -> bool:
+    """Whether tokens and projections of these types, devices and shapes are for one function, in ``dtype``."""
+    x, query, value = kinds[0], kinds[1], kinds[5]
+    if x is None or query is None or value is None:
         return False
-    known = type(x) in PLAIN and dtype in DTYPES and x.dtype in DTYPES
-    return known and choose_implementation("auto", x, None) == "triton"
+    if len(x[3]) != 3 or activation not in ACTIVATIONS or not 0 <= eps < math.inf:
+        return False
+    batch, n, dim = x[3]
+    if not batch or n <= FEW_TOKENS or dtype not in FUSED or x[1] not in DTYPES or query[1] not in DTYPES:
+        return False
+    rows, columns = query[3][0], value[3][0]
+    for kind, shape in zip(kinds[1:], ((rows, dim), (rows,)) * 2 + ((columns, dim), (columns,)), strict=True):
+        if kind is not None and (kind[0] not in PLAIN or kind[1:] != (query[1], x[2], shape)):
+            return False
+    if not cast and x[1] != query[1]:
+        return False
+    return rows % heads == 0 and columns % heads == 0 and max(rows, columns) <= LARGEST_WIDTH * heads
 
 
 def project_pooled(pooled: Pooled, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:

@@ -15,6 +15,7 @@ from .activation import ACTIVATIONS
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
 NORMS = ("frobenius", "row")
+INTEGERS = (int, torch.SymInt)
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them
@@ -131,7 +132,7 @@ def check_eps(eps: float) -> None:
 
 def check_count(value: Any, name: str, at_least: int = 1) -> None:
     """Refuse anything but an integer >= ``at_least``."""
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, INTEGERS) or value < at_least:
         raise ValueError(f"{name} must be an integer >= {at_least}, got {value!r}")
 
 

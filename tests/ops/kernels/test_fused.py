@@ -1,5 +1,7 @@
 """From tokens to pooled values in one function: values and gradients as accurate as the equations, only where right."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -80,19 +82,19 @@ CASES = {  # sizes, projections, options; the interpreter is slow, so all are sm
     "no_bias": ((1, 17, 64, 4), {"bias": False}, {"activation": "abs"}),
     "padded": ((2, 40, 48, 3), {"learned": True}, {"key_mask": lengths_mask([30, 40], 40)}),
     "masked": ((1, 66, 34, 2), {"tied": False}, {"key_mask": random_mask((1, 66), 2), "activation": "abs"}),
-    "many_heads": ((1, 17, 66, 66), {}, {}),  # more heads than one tile takes
     "many_images": ((17, 17, 16, 1), {}, {}),  # more images than one step takes
     "wide_heads": ((1, 40, 200, 2), {}, {}),  # more channels than one step takes
     "other_values": ((1, 20, 130, 2), {"tied": False, "rows": 96, "values": 40}, {}),
     "gelu": ((2, 40, 48, 3), {"tied": False}, {"activation": "gelu", "key_mask": random_mask((2, 40), 1)}),
 }
-SEEDS = {"many_heads": 1, "many_images": 1}
+SEEDS = {"many_images": 1}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_error_is_at_most_twice_that_of_the_equations(case, monkeypatch):
     """Values and every gradient in bfloat16; over several inputs, as scores near zero may change sides."""
     monkeypatch.setattr(fused, "SPANS_AT_ONCE", 2)  # a few spans are several steps then
+    monkeypatch.setattr(fused, "HEADS", 2)  # and a few heads several blocks
     monkeypatch.setattr(fused, "plan_of", fused.Plan)
     sizes, projections, options = CASES[case]
     found, plain = torch.zeros(9), torch.zeros(9)
@@ -124,12 +126,19 @@ def test_float32(case):
 WANTED = {"x": [0], "biases": [2, 4, 6], "query": [1, 2], "keys": [3], "values": [5, 6], "decay": [7]}
 
 
+@functools.cache
+def all_gradients():
+    sizes, projections, options = CASES["untied"]
+    inputs = problem(0, *sizes, **projections)
+    return results(fused.fused_values, typed(inputs, torch.float32), sizes[3], **options)
+
+
 @pytest.mark.parametrize("wanted", WANTED)
 def test_only_what_is_asked_for_is_formed(wanted, monkeypatch):
     """The gradients are those of a run that asks for all, and no others exist."""
     sizes, projections, options = CASES["untied"]
     inputs = problem(0, *sizes, **projections)
-    everything = results(fused.fused_values, typed(inputs, torch.float32), sizes[3], **options)
+    everything = all_gradients()
     leaves = [y.requires_grad_(i in WANTED[wanted]) for i, y in enumerate(typed(inputs, torch.float32))]
     products = []
     count = fused.wide_product

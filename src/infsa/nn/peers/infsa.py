@@ -127,7 +127,8 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
         self._describe(dim, num_heads, grid, num_prefix)
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
-        return LinearInfSA.forward(self, x, layout.key_mask)
+        rows, groups = self._rows(x, layout.key_mask, False)
+        return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
         _refuse_negative(self.name, self.activation)

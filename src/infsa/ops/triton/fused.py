@@ -27,6 +27,7 @@ from .pooled_values import CHANNELS, PROGRAMS, TOKENS
 from .query_sums import SPANS_AT_ONCE, gradient_kernel, query_sizes, span_kernel, spans_of
 from .support import Projection
 
+HEADS = 64  # whose scores one program takes
 IMAGES = 16  # that share a read of a weight
 PLANS = 512  # kinds of calls whose launches are kept
 
@@ -77,7 +78,7 @@ class Plan:
         blocks = batch * triton.cdiv(n, config.block_n) * head_blocks
         self.dq = self._launch(gradient_kernel, blocks, (*strides, heads, n), queries)
 
-        block_h = min(64, triton.next_power_of_2(heads))
+        block_h = min(HEADS, triton.next_power_of_2(heads))
         head_blocks = triton.cdiv(heads, block_h)
         edge_splits, span = spans_of(n, PROGRAMS // (batch * head_blocks), TOKENS)
         self.edge_spans = (2 if activation == "gelu" else 1, batch, edge_splits, heads)
