@@ -298,7 +298,7 @@ class LinearInfSA(nn.Module):
     def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
         values, groups = self._pooled_values(x, key_mask, is_causal)
-        rows = merge_heads(values) if groups is not None else values.reshape(len(x), 1, self.proj.in_features)
+        rows = merge_heads(values) if groups is not None else values.reshape(x.shape[0], 1, self.proj.in_features)
         return project_out(rows, self.extra, self.proj), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
