@@ -106,7 +106,7 @@ def test_the_way_from_tokens_to_values_and_back(layer, monkeypatch):
     values.sum().backward()
     assert set(found) == FORWARD | BACKWARD
     for name, kernel in found.items():
-        assert kernel.metadata.shared <= 1024 * KIB[90], name
+        assert kernel.metadata.shared <= 1024 * min(KIB.values()), name  # the sizes are those of every generation
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class Plan:
         groups = heads * triton.cdiv(batch, images)
         decay = {"LEARNED": learned, "ACTIVATION": number}
         factor = 1.0 if gamma is None else gamma
-        blocks = triton.cdiv(dim, CHANNELS)
+        blocks = triton.cdiv(dim, key["BLOCK_D"])
         self.central = self._launch(
             pooled_values.central_kernel,
             (groups, blocks),
@@ -117,8 +117,7 @@ class Plan:
         return Launch(kernel, (grid,) if isinstance(grid, int) else grid, numbers, constants, self.device)
 
     def _sizes(self, width: int, biased: bool) -> dict[str, Any]:
-        sizes = {"DIM": self.shape[2], "WIDTH": width, "PADDED": padded_width(width), "BLOCK_D": CHANNELS}
-        return sizes | {"BIASED": biased, "num_warps": 4}
+        return _tile(self.shape[2], width) | {"BIASED": biased, "num_warps": 4}
 
     def _empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.device)
@@ -203,10 +202,10 @@ class Plan:
         kind = (width, skip, wanted, dtype, added)
         launch = self.weights.get(kind)
         if launch is None:
-            sizes = {"DIM": dim, "WIDTH": width, "PADDED": padded_width(width), "BLOCK_D": CHANNELS, "ADDED": added}
-            images = min(64, max(16, triton.next_power_of_2(batch)))
-            sizes |= {"IMAGES": images, "WEIGHT": wanted[0], "BIAS": wanted[1], "num_warps": 4}
-            grid = (self.heads, triton.cdiv(dim, CHANNELS) if wanted[0] else 1)
+            tile = _tile(dim, width)
+            images = min(tile["BLOCK_D"] // 2, max(16, triton.next_power_of_2(batch)))
+            sizes = tile | {"ADDED": added, "IMAGES": images, "WEIGHT": wanted[0], "BIAS": wanted[1], "num_warps": 4}
+            grid = (self.heads, triton.cdiv(dim, tile["BLOCK_D"]) if wanted[0] else 1)
             numbers_ = (self.heads, batch * self.heads, skip * batch * self.heads)
             launch = self.weights[kind] = self._launch(pooled_gradients.weight_kernel, grid, numbers_, sizes)
         dw = self._empty(self.heads * width, dim, dtype=dtype) if wanted[0] else None
@@ -216,6 +215,12 @@ class Plan:
 
 
 plan_of = functools.lru_cache(PLANS)(Plan)
+
+
+def _tile(dim: int, width: int) -> dict[str, Any]:
+    """Channels per step for heads of a width: what every generation's shared memory holds."""
+    padded = padded_width(width)
+    return {"DIM": dim, "WIDTH": width, "PADDED": padded, "BLOCK_D": CHANNELS if padded <= 64 else CHANNELS // 2}
 
 
 def _or(x: Tensor | None, other: Tensor) -> Tensor:
