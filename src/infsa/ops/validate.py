@@ -56,15 +56,16 @@ def check_heads(**tensors: Tensor) -> None:
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
     """The inputs of an operator as autocast wants them: as for torch's attention, all but float64 in its type."""
-    device = next((x.device.type for x in tensors if isinstance(x, Tensor)), "cpu")
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    first = tensors[0]
+    if not isinstance(first, Tensor) or first.device.type == "meta" or not torch.is_autocast_enabled(first.device.type):
         return tensors
-    dtype, done = torch.get_autocast_dtype(device), {}
-    for x in tensors:
-        if id(x) not in done:  # one tensor given twice stays one
-            lower = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-            done[id(x)] = x.to(dtype) if lower else x
-    return tuple(done[id(x)] for x in tensors)
+    dtype = torch.get_autocast_dtype(first.device.type)
+    cast: list[Any] = []
+    for place, x in enumerate(tensors):
+        same = [cast[other] for other in range(place) if tensors[other] is x]  # one tensor given twice stays one
+        lower = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        cast.append(same[0] if same else x.to(dtype) if lower else x)
+    return tuple(cast)
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
