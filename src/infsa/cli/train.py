@@ -100,7 +100,8 @@ class Monitor:
         self.progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.progress.live.transient = kind is not None  # an error is said in one line, without the bar
         self.progress.stop()
 
     def __call__(self, row: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ def _check_place(path: Path, kind: str, overwrite: bool) -> None:
     if path.is_dir() and any(path.iterdir()) and not (path / "model.safetensors").is_file():
         raise FileExistsError(f"{path} holds other files than a saved model")
     if path.exists() and not overwrite and (path.is_file() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is there already; overwrite replaces it")
+        raise FileExistsError(f"{path} is there already; overwrite it with --overwrite (overwrite=True)")
 
 
 def _check_packages(kind: str, model: InfViT) -> None:
