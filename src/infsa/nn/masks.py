@@ -1,9 +1,11 @@
-"""What a mask over pairs of tokens means where all rows share a norm: which tokens are padding, what would leak."""
+"""Masks in the terms of torch and in ours, and what they mean where all rows share a norm."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..ops.masking import allowed_entries, forbids_future
+from ..ops.validate import shape_of
 
 BIAS = -10.0  # an additive entry above this is a bias; between it and NO_EDGE it may be meant as a mask
 
@@ -78,3 +80,64 @@ def four(mask: Tensor) -> Tensor:
     if mask.dim() > 4 or mask.dim() < 2:
         raise ValueError(f"attn_mask must have 2 to 4 dimensions, got {mask.dim()}")
     return mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
+
+
+def torch_padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """torch's padding mask (B, N) or (N,) as (True = real, additive part of a float mask)."""
+    if mask is None:
+        return None, None
+    if mask.dim() == 1:
+        mask = mask.unsqueeze(0)
+    if shape_of(mask) != shape_of(tokens)[:2]:
+        raise ValueError(f"{name} must have shape {shape_of(tokens)[:2]}, got {shape_of(mask)}")
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if not mask.is_floating_point():
+        raise TypeError(f"{name} must be boolean or floating, got {mask.dtype}")
+    real = allowed_entries(mask)
+    return real, mask.masked_fill(~real, 0)
+
+
+def require_entries(holds: Tensor, rule: str, mask: Tensor) -> None:
+    """Refuse a mask by its entries, naming one."""
+    known = torch.compiler.is_compiling() or holds.device.type == "meta" or bool(holds.all())
+    require(holds.all(), rule if known else f"{rule}, got the entry {mask[~holds][0].item()}")
+
+
+def is_part(query: Tensor, key: Tensor) -> bool:
+    """Whether queries are a view of some of the keys, as in a step with keys kept from before."""
+    try:
+        same = query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # tensors without storage: transformed, fake
+        return False
+    return same and query.device.type != "meta" and query.numel() < key.numel()
+
+
+def sized(x: Tensor, along: int, count: int) -> tuple[int, ...]:
+    """The shape of x with another length."""
+    return tuple(count if place == along else size for place, size in enumerate(x.shape))
+
+
+def hidden(mask: Tensor | None, batch: int, tokens: int, device: torch.device, extra: tuple[int, int]) -> Tensor:
+    """torch's padding mask (B, N), True or −inf hides, with hidden tokens added at either end."""
+    if mask is None:
+        mask = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
+    mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
+    return pad(mask, extra, value=True if mask.dtype == torch.bool else -torch.inf)
+
+
+def plainly_allowed(attn_mask: Tensor) -> Tensor:
+    """Where a mask allows without adding anything: an additive entry other than 0 counts as neither."""
+    return attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
+
+
+def add_bias(attn_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
+    """Join an attention mask with a bias per key (B, S)."""
+    if key_bias is None:
+        return attn_mask
+    bias = key_bias[:, None, None, :]
+    if attn_mask is None:
+        return bias
+    if attn_mask.dtype == torch.bool:
+        return torch.where(attn_mask, bias, -torch.inf)
+    return attn_mask + bias

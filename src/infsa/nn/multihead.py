@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
-from ..ops.masking import allowed_entries
 from ..ops.projected import project_pooled
 from ..ops.validate import (
     NORMS,
@@ -21,7 +20,18 @@ from ..ops.validate import (
 )
 from .decay import Decay
 from .infsa import merge_heads, scale_heads, split_heads, zero_padding
-from .masks import padding_of, require, require_mutual
+from .masks import (
+    add_bias,
+    hidden,
+    is_part,
+    padding_of,
+    plainly_allowed,
+    require,
+    require_entries,
+    require_mutual,
+    sized,
+    torch_padding,
+)
 
 POOLED = "Linear-InfSA pools the queries of a call, later and padded ones too, so that each enters every output"
 
@@ -165,10 +175,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             return self._causal_queries(query, key, value, *masks, need_weights, average_attn_weights)
         query, key, value = (self._batch_first(x, batched) for x in (query, key, value))  # (B, N, E)
         self._check_shapes(query, key, value)
-        key_mask, key_bias = _padding(key_padding_mask, "key_padding_mask", key)
-        query_mask, query_bias = _padding(query_padding_mask, "query_padding_mask", query)
+        key_mask, key_bias = torch_padding(key_padding_mask, "key_padding_mask", key)
+        query_mask, query_bias = torch_padding(query_padding_mask, "query_padding_mask", query)
         if query_bias is not None:
-            _require(query_bias == 0, "a float query_padding_mask takes only 0 and -inf", query_bias)
+            require_entries(query_bias == 0, "a float query_padding_mask takes only 0 and -inf", query_bias)
         if query_mask is None:
             query_mask = key_mask if self_attention else query.new_ones(query.shape[:2], dtype=torch.bool)
         allowed = self._attention_mask(attn_mask, query, key)
@@ -216,7 +226,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             return self.norm
         if self_attention or query_causal is not None:
             return "frobenius"
-        if not torch.compiler.is_compiling() and _is_part(query, key):
+        if not torch.compiler.is_compiling() and is_part(query, key):
             raise ValueError(
                 f"the queries {shape_of(query)} are a part of the keys {shape_of(key)}: build the module with "
                 "norm='row' for steps with keys kept from before, norm='frobenius' for tokens that pool the others"
@@ -241,7 +251,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         q, k = self._project(query, 0), self._project(key, 1)
         v = self._project(value, 2)
-        bias, real = _add_bias(attn_mask, key_bias), masks["key_mask"]
+        bias, real = add_bias(attn_mask, key_bias), masks["key_mask"]
         guarded = self._guards_masks and masks["norm"] == "frobenius" and bias is not None
         if guarded and masks["query_mask"] is real:
             seen = padding_of(bias, key.shape[0], key.shape[1])
@@ -281,10 +291,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         if attn_mask is not None:
             causal = torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=attn_mask.device).tril()
             rule = "variant='linear' with is_causal=True takes no other attn_mask than the causal one"
-            _require(_plainly_allowed(attn_mask) == causal, rule, attn_mask)
+            require_entries(plainly_allowed(attn_mask) == causal, rule, attn_mask)
         if key_bias is not None:
             rule = "variant='linear' takes only 0 and -inf in a float key_padding_mask"
-            _require(key_bias == 0, rule, key_bias)
+            require_entries(key_bias == 0, rule, key_bias)
         q, k = self._project(query, 0), self._project(key, 1)
         pooled = central_pool(
             q,
@@ -322,19 +332,19 @@ class MultiheadAttention(nn.MultiheadAttention):
         along = 1 if query.dim() == 3 and self.batch_first else 0
         keys, queries = key.shape[along], query.shape[along]
         batch = query.shape[1 - along] if query.dim() == 3 else 1
-        query = torch.cat([query.new_zeros(*_sized(query, along, keys)), query], along)
-        key, value = (torch.cat([x, x.new_zeros(*_sized(x, along, queries))], along) for x in (key, value))
+        query = torch.cat([query.new_zeros(*sized(query, along, keys)), query], along)
+        key, value = (torch.cat([x, x.new_zeros(*sized(x, along, queries))], along) for x in (key, value))
         output, weights = MultiheadAttention.forward(
             self,
             query,
             key,
             value,
-            _hidden(key_padding_mask, batch, keys, query.device, (0, queries)),
+            hidden(key_padding_mask, batch, keys, query.device, (0, queries)),
             need_weights,
             None if attn_mask is None else pad(attn_mask, (0, queries, keys, 0)),
             average_attn_weights,
             is_causal=True,
-            query_padding_mask=_hidden(query_padding_mask, batch, queries, query.device, (keys, 0)),
+            query_padding_mask=hidden(query_padding_mask, batch, queries, query.device, (keys, 0)),
             query_causal=True,
         )
         return output.narrow(along, keys, queries), None if weights is None else weights[..., keys:, :keys]
@@ -393,64 +403,3 @@ class MultiheadAttention(nn.MultiheadAttention):
         if attn_mask.dim() == 3:
             attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
         return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
-
-
-def _padding(mask: Tensor | None, name: str, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """torch's padding mask (B, N) or (N,) as (True = real, additive part of a float mask)."""
-    if mask is None:
-        return None, None
-    if mask.dim() == 1:
-        mask = mask.unsqueeze(0)
-    if shape_of(mask) != shape_of(tokens)[:2]:
-        raise ValueError(f"{name} must have shape {shape_of(tokens)[:2]}, got {shape_of(mask)}")
-    if mask.dtype == torch.bool:
-        return ~mask, None
-    if not mask.is_floating_point():
-        raise TypeError(f"{name} must be boolean or floating, got {mask.dtype}")
-    real = allowed_entries(mask)
-    return real, mask.masked_fill(~real, 0)
-
-
-def _require(holds: Tensor, rule: str, mask: Tensor) -> None:
-    """Refuse a mask by its entries, naming one."""
-    known = torch.compiler.is_compiling() or holds.device.type == "meta" or bool(holds.all())
-    require(holds.all(), rule if known else f"{rule}, got the entry {mask[~holds][0].item()}")
-
-
-def _is_part(query: Tensor, key: Tensor) -> bool:
-    """Whether queries are a view of some of the keys, as in a step with keys kept from before."""
-    try:
-        same = query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # tensors without storage: transformed, fake
-        return False
-    return same and query.device.type != "meta" and query.numel() < key.numel()
-
-
-def _sized(x: Tensor, along: int, count: int) -> tuple[int, ...]:
-    """The shape of x with another length."""
-    return tuple(count if place == along else size for place, size in enumerate(x.shape))
-
-
-def _hidden(mask: Tensor | None, batch: int, tokens: int, device: torch.device, extra: tuple[int, int]) -> Tensor:
-    """torch's padding mask (B, N), True or −inf hides, with hidden tokens added at either end."""
-    if mask is None:
-        mask = torch.zeros(batch, tokens, dtype=torch.bool, device=device)
-    mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
-    return pad(mask, extra, value=True if mask.dtype == torch.bool else -torch.inf)
-
-
-def _plainly_allowed(attn_mask: Tensor) -> Tensor:
-    """Where a mask allows without adding anything: an additive entry other than 0 counts as neither."""
-    return attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
-
-
-def _add_bias(attn_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
-    """Join an attention mask with a bias per key (B, S)."""
-    if key_bias is None:
-        return attn_mask
-    bias = key_bias[:, None, None, :]
-    if attn_mask is None:
-        return bias
-    if attn_mask.dtype == torch.bool:
-        return torch.where(attn_mask, bias, -torch.inf)
-    return attn_mask + bias
