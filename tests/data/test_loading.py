@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 import infsa
 from infsa.data import UnreadableImage
-from infsa.data.loading import Batches, as_raised
+from infsa.data.loading import STOP_SIGNALS, Batches, as_raised, obey_parent_only
 from tests.models.helpers import small
 from tests.train.helpers import command, options
 
@@ -29,18 +29,15 @@ class Raising(Dataset):
         return index
 
 
-class Signalled(Dataset):
-    """A scheduler signals every process of a job, this worker included."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if index == 0 else ():
-            os.kill(os.getpid(), number)
-        while signal.sigpending():  # one of a kind can wait at a time: the next would be lost
-            os.sched_yield()
-        return index
+def signalled(connection):
+    """A worker of a job whose scheduler signals every process."""
+    obey_parent_only(0)
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)
+    while signal.sigpending():  # one of a kind can wait at a time: the next would be lost
+        os.sched_yield()
+    connection.send("alive")
+    connection.recv()  # never comes
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -67,10 +64,11 @@ def test_batches_can_be_read_twice():
 
 
 def test_signals_to_every_process_do_not_end_a_worker_and_its_parent_does():
-    others = multiprocessing.active_children()
-    batches = iter(Batches(Signalled(), workers=1, batch_size=1))
-    assert int(next(batches)) == 0
-    (worker,) = [child for child in multiprocessing.active_children() if child not in others]
+    context = multiprocessing.get_context("spawn")  # no threads of other tests, which would take the signals
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=signalled, args=(theirs,), daemon=True)
+    worker.start()
+    assert ours.recv() == "alive"
     worker.terminate()
     worker.join(60)
     assert worker.exitcode == 0
