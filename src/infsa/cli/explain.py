@@ -70,7 +70,7 @@ def explain(
     (out / "explain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report, indent=1))
-    else:
+    elif done:
         _print(console, done, out)
     for problem in problems:
         typer.echo(f"infsa: {' '.join(problem.split())}", err=True)
