@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import infsa
-from infsa.convert import save_converted
+from infsa.conversion import save_converted
 from infsa.data.mixing import mix_pairs
 from infsa.data.order import Order
 from infsa.evaluate.accuracy import measure_accuracy

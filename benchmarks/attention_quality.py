@@ -22,7 +22,7 @@ from infsa.models import read_weights
 from infsa.report.documents import write_tables
 from infsa.report.panels import draw_gallery
 from infsa.report.quality_figures import draw_alignment_bars, draw_quality
-from infsa.report.quality_tables import alignment_table, box_table, markdown, removal_table
+from infsa.report.table import alignment_table, box_table, markdown, removal_table
 
 PAPER = ("softmax", "infsa_pure", "infsa_linear")  # compared under every fill and method, and in the gallery
 RIVALS = ("last", "rollout", "gradient", "tokenrank", "katz", "degree")

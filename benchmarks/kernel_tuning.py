@@ -18,9 +18,9 @@ from kernel_checks import DEVICE, GPU, tokens
 from kernels import median_ms, reason
 
 from infsa.files import write_json
+from infsa.ops.pure.triton_backward import backward
+from infsa.ops.pure.triton_forward import forward
 from infsa.ops.triton import configs
-from infsa.ops.triton.pure_backward import backward
-from infsa.ops.triton.pure_forward import forward
 from infsa.provenance import provenance
 
 

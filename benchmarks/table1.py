@@ -13,7 +13,7 @@ from infsa.report import bench_documents, bench_tables
 from infsa.report.bench_figures import draw_bench, save
 from infsa.report.documents import write_tables
 from infsa.report.published import accuracy_figure
-from infsa.report.quality_tables import Rows, markdown
+from infsa.report.table import Rows, markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

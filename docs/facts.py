@@ -17,7 +17,7 @@ from infsa.report.kernel_tables import (
     model_table,
     short_table,
 )
-from infsa.report.quality_tables import Rows, cell, markdown
+from infsa.report.table import Rows, cell, markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

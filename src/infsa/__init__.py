@@ -11,8 +11,8 @@ from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import bench, data, evaluate, graph, models, nn, ops, parallel, streaming, train
-    from .convert import convert, plan_conversion, revert
+    from . import bench, conversion, data, evaluate, graph, models, nn, ops, parallel, streaming, train
+    from .conversion import convert, plan_conversion, revert
     from .models import create_model, list_models
     from .ops import LinearState, PureDecodeState, linear_attention, linear_weights, pure_attention, pure_weights
     from .streaming import stream
@@ -22,6 +22,7 @@ __all__ = [
     "PureDecodeState",
     "__version__",
     "bench",
+    "conversion",
     "convert",
     "create_model",
     "data",
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _PACKAGES = frozenset(
-    {"bench", "convert", "data", "evaluate", "graph", "models", "nn", "ops", "parallel", "streaming", "train"}
+    {"bench", "conversion", "data", "evaluate", "graph", "models", "nn", "ops", "parallel", "streaming", "train"}
 )
 _NAMES = {  # public names and the packages that define them
     "LinearState": "ops",
@@ -56,8 +57,9 @@ _NAMES = {  # public names and the packages that define them
     "create_model": "models",
     "list_models": "models",
     "stream": "streaming",
-    "plan_conversion": "convert",
-    "revert": "convert",
+    "convert": "conversion",
+    "plan_conversion": "conversion",
+    "revert": "conversion",
 }
 
 

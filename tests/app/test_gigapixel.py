@@ -8,7 +8,7 @@ import pytest
 from infsa.app.gigapixel import open_checked, rgb, shrink, stream_scene, view
 from infsa.app.html import show_view
 from infsa.app.look import model_input
-from infsa.app.shelf import borrow
+from infsa.app.model_cache import borrow
 from infsa.streaming import open_source
 
 from .helpers import photograph, promise

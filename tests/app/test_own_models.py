@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import infsa
-from infsa.app import handlers, shelf
+from infsa.app import handlers, model_cache
 from infsa.app.gigapixel import stream_scene, view
 from infsa.app.html import show_view
 from infsa.app.look import look
@@ -22,7 +22,7 @@ BIRDS = ["robin", "wren", "<b>owl</b>"]
 @pytest.fixture
 def shelf_of_its_own(monkeypatch):
     for name in ("_SOURCES", "_MODELS"):
-        monkeypatch.setattr(shelf, name, dict(getattr(shelf, name)))
+        monkeypatch.setattr(model_cache, name, dict(getattr(model_cache, name)))
 
 
 def saved(folder, **options):
@@ -40,9 +40,9 @@ def settings(name, side="32 px, as trained", head=handlers.MEAN):
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_an_own_model_is_shown_with_its_classes(shelf_of_its_own, tmp_path, kind):
     folder = saved(tmp_path / "birds")
-    shelf.add([f"mine={folder if kind == 'folder' else folder / 'model.safetensors'}"])
-    assert shelf.names() == ["mine", *shelf.MECHANISMS]
-    assert shelf.sizes("mine") == (2, 12)
+    model_cache.add([f"mine={folder if kind == 'folder' else folder / 'model.safetensors'}"])
+    assert model_cache.names() == ["mine", *model_cache.MECHANISMS]
+    assert model_cache.sizes("mine") == (2, 12)
     assert list(handlers.sides("mine")) == ["32 px, as trained", "64 px"]
     found = look(photograph(), settings("mine", "64 px"))
     assert {label for label, _ in found.explanation.predictions} == set(BIRDS)
@@ -57,13 +57,13 @@ def test_an_own_model_is_shown_with_its_classes(shelf_of_its_own, tmp_path, kind
 
 
 def test_without_a_class_token_walks_start_at_the_highest_patch(shelf_of_its_own, tmp_path):
-    shelf.add([str(saved(tmp_path / "mean", class_token=False, global_pool="avg"))])
+    model_cache.add([str(saved(tmp_path / "mean", class_token=False, global_pool="avg"))])
     assert "has no class token" in handlers.graph_tab(photograph(), settings("mean"), "Class token")
 
 
 def test_an_own_linear_model_streams(shelf_of_its_own, tmp_path):
-    shelf.add([str(saved(tmp_path / "linear")), str(saved(tmp_path / "pure", attention="infsa_pure"))])
-    assert shelf.streamed() == ["linear", "Linear-InfSA"]
+    model_cache.add([str(saved(tmp_path / "linear")), str(saved(tmp_path / "pure", attention="infsa_pure"))])
+    assert model_cache.streamed() == ["linear", "Linear-InfSA"]
     photograph(100, 70).save(tmp_path / "large.png")
     scene = stream_scene(tmp_path / "large.png", mechanism="linear")
     assert {label for label, _ in scene.predictions} == set(BIRDS)

@@ -12,8 +12,8 @@ import pytest
 
 from infsa.app.handlers import MEAN, settings_of
 from infsa.app.look import METHODS, explained
+from infsa.app.model_cache import MECHANISMS
 from infsa.app.pictures import examples, read_picture
-from infsa.app.shelf import MECHANISMS
 from infsa.cli.app import main
 
 from .helpers import photograph, promise

@@ -7,8 +7,8 @@ import torch
 from infsa.app.drawings import draw_removal
 from infsa.app.html import show_removal
 from infsa.app.look import Settings, explained, model_input
+from infsa.app.model_cache import borrow
 from infsa.app.removal import GREY, LEVELS, remove
-from infsa.app.shelf import borrow
 from infsa.evaluate import class_names
 
 from .helpers import photograph

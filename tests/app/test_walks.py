@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infsa.app.look import METHODS, WALKS, Settings, explained, look, model_input
-from infsa.app.shelf import MECHANISMS, borrow, sizes
+from infsa.app.model_cache import MECHANISMS, borrow, sizes
 from infsa.app.walks import SHOWN, compared, token_graph, walk, walk_scores
 from infsa.evaluate import explain
 from infsa.graph import AttentionGraph

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from infsa.cli.app import main
 from infsa.cli.tables import FittedTable, packed
-from infsa.report.quality_tables import Rows
+from infsa.report.table import Rows
 
 LETTERS = "ab [/]*…×é漢γ0.5"
 

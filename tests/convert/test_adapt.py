@@ -11,7 +11,7 @@ from PIL import Image
 
 import infsa
 from infsa.cli.app import main
-from infsa.convert import load_converted
+from infsa.conversion import load_converted
 from infsa.train.adapt import Adapter, adapt
 from infsa.train.adaptation import Adaptation
 from infsa.train.distill import class_logits, layer_loss, logit_loss, recorded_calls

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import infsa
-from infsa.convert import converted_layers
+from infsa.conversion import converted_layers
 
 from .models import VIT
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import infsa
-from infsa.convert import converted_layers
+from infsa.conversion import converted_layers
 
 from .models import CASES, FAMILIES, PURE_ONLY, UNKNOWN, build, settings
 from .oracle import Formula

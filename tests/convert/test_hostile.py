@@ -15,12 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import infsa
-from infsa.convert import converted_layers, load_converted, open_model, save_converted
-from infsa.convert import huggingface as hugging_face
-from infsa.convert.permitted import SETTINGS, TIMM, TORCHVISION, check_source
-from infsa.convert.permitted_fields import permitted_fields
-from infsa.convert.settings import Settings
-from infsa.convert.store import read_conversion
+from infsa.conversion import converted_layers, load_converted, open_model, save_converted
+from infsa.conversion import huggingface as hugging_face
+from infsa.conversion.permitted import SETTINGS, TIMM, TORCHVISION, check_source
+from infsa.conversion.permitted_fields import permitted_fields
+from infsa.conversion.settings import Settings
+from infsa.conversion.store import read_conversion
 
 from ..traps import loaded_or_refused, traps  # noqa: F401
 from .huggingface.models import build

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import ParallelScalingBlock, VisionTransform
 from torch import nn
 
 import infsa
-from infsa.convert import ConversionPlan, Settings, converted_layers
+from infsa.conversion import ConversionPlan, Settings, converted_layers
 
 from .models import FAMILIES, VIT, build
 
@@ -167,7 +167,7 @@ def test_differential_attention_is_refused_by_name():
 
 
 def test_a_changed_weight_is_noticed(monkeypatch):
-    from infsa.convert.timm import FAMILY
+    from infsa.conversion.timm import FAMILY
 
     def meddle(self, module, layer, settings):
         with torch.no_grad():

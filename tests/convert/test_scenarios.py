@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import infsa
-from infsa.convert import converted_layers
+from infsa.conversion import converted_layers
 from tests.ops import plain
 
 from .models import build

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import infsa
-from infsa.convert import converted_layers
+from infsa.conversion import converted_layers
 
 from .models import build
 from .oracle import Formula

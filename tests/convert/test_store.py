@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import infsa
 from infsa.cli.app import main
-from infsa.convert import converted_layers, load_converted, open_model, save_converted
+from infsa.conversion import converted_layers, load_converted, open_model, save_converted
 
 OPTIONS = {"img_size": 32, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 NAME = "timm:deit_tiny_patch16_224"

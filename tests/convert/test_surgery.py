@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import infsa
-from infsa.convert import converted_layers
-from infsa.convert.surgery import fold
+from infsa.conversion import converted_layers
+from infsa.conversion.surgery import fold
 
 from .models import build
 from .oracle import Formula

@@ -8,7 +8,7 @@ import torch
 from timm.models import cait, davit, levit, tiny_vit
 
 import infsa
-from infsa.convert import converted_layers
+from infsa.conversion import converted_layers
 from tests.ops import plain
 
 from .models import build_from, randn, tokens

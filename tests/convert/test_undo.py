@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import infsa
-from infsa.convert import converted_layers
-from infsa.convert.families import family_named
+from infsa.conversion import converted_layers
+from infsa.conversion.families import family_named
 
 from .models import build
 
@@ -81,7 +81,7 @@ def test_a_conversion_that_fails_leaves_no_trace(name, error, monkeypatch):
 def test_a_failing_surgery_gives_the_projections_back(name, monkeypatch):
     model, _, _ = build(name)
     before = state_of(model)
-    monkeypatch.setattr(sys.modules["infsa.convert.convert"], "_verify", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(sys.modules["infsa.conversion.convert"], "_verify", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         infsa.convert(model, "linear", level="surgery", inplace=True)
     assert same(state_of(model), before)

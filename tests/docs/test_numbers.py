@@ -17,7 +17,7 @@ from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
 from infsa.graph import five_token_graph
-from infsa.report import quality_tables
+from infsa.report import table as quality_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

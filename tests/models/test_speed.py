@@ -12,8 +12,8 @@ import infsa
 from infsa.models import embedding, fast, speed
 from infsa.models.block import Block
 from infsa.models.embedding import cubic_cells, embed_by_product
+from infsa.models.fp8 import Fp8Linear, round_rows
 from infsa.models.gelu import HALF, half_gelu
-from infsa.models.rounding import Fp8Linear, round_rows
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5, "img_size": 24}
 

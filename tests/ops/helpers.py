@@ -7,7 +7,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from infsa.ops import chunked_linear, chunked_pure
+from infsa.ops.linear import chunked as chunked_linear
+from infsa.ops.pure import chunked as chunked_pure
 
 from . import oracles
 

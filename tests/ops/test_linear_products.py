@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import infsa
-from infsa.ops import projected
+from infsa.ops.linear import projected
 
 from .helpers import generator, lengths_mask
 

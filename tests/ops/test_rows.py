@@ -56,13 +56,13 @@ def test_a_layer_of_linear_infsa_by_sums(options, monkeypatch):
     layer = infsa.nn.LinearInfSA(32, 4, **options)
     x = torch.randn(2, 50, 32)
     expected = layer(x)
-    for module in (infsa.ops.projected, rows):
+    for module in (infsa.ops.linear.projected, rows):
         monkeypatch.setattr(module, "by_sums", lambda x, weight: True)
     torch.testing.assert_close(layer(x), expected)
-    monkeypatch.setattr(infsa.ops.projected, "_products_pay", lambda x: True)
+    monkeypatch.setattr(infsa.ops.linear.projected, "_products_pay", lambda x: True)
     x, layer = x.bfloat16(), layer.bfloat16()
     key = None if layer.k is None else (layer.k.weight, layer.k.bias)
     pooled = infsa.ops.projected_pool(x, 4, (layer.q.weight, layer.q.bias), key).mean
-    monkeypatch.setattr(infsa.ops.projected, "by_sums", lambda x, weight: False)
+    monkeypatch.setattr(infsa.ops.linear.projected, "by_sums", lambda x, weight: False)
     plain = infsa.ops.projected_pool(x, 4, (layer.q.weight, layer.q.bias), key).mean
     assert (pooled - plain).norm() <= 2**-7 * plain.norm()

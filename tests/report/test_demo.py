@@ -13,7 +13,7 @@ from infsa.bench.cases import NINE
 from infsa.cli.app import main
 from infsa.report.demo_images import SHIPPED, certain_images, example_images, patches_for_half, quarters
 from infsa.report.html import Picture, Section, table_html, write_page
-from infsa.report.quality_tables import Rows
+from infsa.report.table import Rows
 
 
 class Sources(HTMLParser):

@@ -16,7 +16,7 @@ from PIL import Image
 from ..evaluate import class_names
 from ..report.panels import overlay
 from ..streaming import Progress, Source, open_source, stream
-from .shelf import borrow
+from .model_cache import borrow
 
 OVERVIEW = 2048  # longest side of the small copy that is kept, in pixels
 WINDOW = 900  # longest side of what is shown of a window, in pixels

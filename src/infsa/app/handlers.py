@@ -10,8 +10,8 @@ from PIL import Image
 from .drawings import draw_centralities, draw_removal, draw_walk
 from .html import framed, show_look, show_removal, small
 from .look import METHODS, Settings, explained, look, model_input
+from .model_cache import borrow, is_linear, trained_side
 from .removal import LEVELS, Removal, remove
-from .shelf import borrow, is_linear, trained_side
 from .walks import compared, token_graph, walk
 
 MEAN = "Mean of heads"

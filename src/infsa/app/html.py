@@ -9,9 +9,9 @@ from ..report.panels import heatmap, overlay
 from .drawings import CURVE_PLACE
 from .gigapixel import Scene, View
 from .look import Look, Settings
+from .model_cache import MECHANISMS
 from .pictures import KEPT, data_uri
 from .removal import Removal
-from .shelf import MECHANISMS
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
 

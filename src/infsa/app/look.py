@@ -13,7 +13,7 @@ from torchvision.transforms import functional as F  # type: ignore[import-untype
 from ..data.transforms import RESAMPLING
 from ..evaluate import Explanation, data_config, explain
 from ..models import InfViT
-from .shelf import borrow, names, trained_side
+from .model_cache import borrow, names, trained_side
 from .walks import token_graph, walk_scores
 
 WALKS = "walks"  # the map that γ and hops shape; with all hops, the incoming Katz centrality

@@ -14,8 +14,8 @@ from . import handlers as on
 from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene, view
 from .html import CSS, show_view
 from .look import METHODS
+from .model_cache import MECHANISMS, add, borrow, names, sizes, streamed
 from .pictures import LARGER, MAX_PIXELS, examples, read_picture
-from .shelf import MECHANISMS, add, borrow, names, sizes, streamed
 
 UPLOAD_LIMIT = "2gb"
 QUEUE = 64  # waiting requests; more are told to come back

@@ -11,7 +11,7 @@ from ..data import keyed_generator
 from ..evaluate import area_under, class_names, level_counts, removal_curves, removal_ranks
 from ..evaluate.fills import pixels
 from .look import Settings, explained, model_input
-from .shelf import borrow
+from .model_cache import borrow
 
 LEVELS = 20
 ORDERS = ("most relevant first (MoRF)", "least relevant first (LeRF)", "random order")

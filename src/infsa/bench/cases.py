@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..models.options import check_choice
-from ..ops.validate import check_count
+from ..ops.checks import check_count
 
 DTYPES = ("float32", "bfloat16", "float16")
 COMPILE = ("none", "default", "reduce-overhead")

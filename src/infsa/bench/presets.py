@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..ops import validate
+from ..ops import checks as validate
 from .cases import NINE, PEERS, Case
 
 Plan = list[list[Case]]

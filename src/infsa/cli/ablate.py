@@ -43,7 +43,7 @@ def ablate(
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10
     """
     from ..report.ablation import COLUMNS, cell, draw_ablation
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
     from ..train import PAPER_SWEEPS, Study, run_study
 
     base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)

@@ -53,7 +53,7 @@ def adapt(
 
     Example: infsa adapt timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
     """
-    from ..convert import convert, open_model, save_converted
+    from ..conversion import convert, open_model, save_converted
     from ..data.paths import few
     from ..train.adapt import adapt as adapt_model
     from ..train.adaptation import Adaptation
@@ -100,7 +100,7 @@ def stages_table(result: dict[str, Any]) -> FittedTable:
     Example:
         >>> Console().print(stages_table(adapt(original, converted, plan, "runs/adapt")))
     """
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = [
         [

@@ -42,7 +42,7 @@ def align(
     from ..evaluate import Aligning, Subject, study_alignment
     from ..files import write_json
     from ..report.quality_figures import draw_alignment_bars
-    from ..report.quality_tables import alignment_table
+    from ..report.table import alignment_table
 
     subjects = [Subject.of(source) for source in checkpoints]
     if len({subject.name for subject in subjects}) < len(subjects):

@@ -17,7 +17,7 @@ from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
 LEGEND = (
     "ms: median ± half the interquartile range; ~ marks rounds that differ by more than 5 %. J in brackets: the "

@@ -12,7 +12,7 @@ from .recipe_options import parse_pairs
 from .tables import FittedTable
 
 if TYPE_CHECKING:
-    from ..convert import ConversionPlan
+    from ..conversion import ConversionPlan
 
 
 def convert(
@@ -42,8 +42,8 @@ def convert(
 
     Example: infsa convert timm:deit_tiny_patch16_224 --variant linear --dry-run
     """
-    from ..convert import convert as convert_model
-    from ..convert import open_model, plan_conversion, save_converted
+    from ..conversion import convert as convert_model
+    from ..conversion import open_model, plan_conversion, save_converted
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --dry-run")
@@ -75,7 +75,7 @@ def plan_table(plan: "ConversionPlan", title: str) -> FittedTable:
     Example:
         >>> Console().print(plan_table(infsa.plan_conversion(model), "my model"))
     """
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     layers = plan.rows()
     shown = (

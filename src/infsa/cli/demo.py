@@ -67,7 +67,7 @@ def demo(
 
 def maps_table(models: "Models") -> FittedTable:
     """What the models take the photographs for, and what their maps are worth."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     names = list(models.areas)
     rows = [
@@ -86,7 +86,7 @@ def maps_table(models: "Models") -> FittedTable:
 def timing_table(timing: dict[str, Any]) -> FittedTable:
     """Milliseconds over growing N."""
     from ..report.bench_tables import number
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = [[name, *(number(time) for time in times)] for name, times in timing["milliseconds"].items()]
     columns = ["one layer, ms", *(f"N = {tokens:,}" for tokens in timing["tokens"])]
@@ -95,7 +95,7 @@ def timing_table(timing: dict[str, Any]) -> FittedTable:
 
 def identities_table(result: "Demo") -> FittedTable:
     """Three routes to the same numbers."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = [[claim, f"{difference:.1e}"] for claim, difference in result.identities.items()]
     caption = (
@@ -108,7 +108,7 @@ def identities_table(result: "Demo") -> FittedTable:
 
 def ranking_table(result: "Demo") -> FittedTable:
     """The most central tokens by every measure."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = [
         [
@@ -125,7 +125,7 @@ def ranking_table(result: "Demo") -> FittedTable:
 
 def alignment_table(result: "Demo") -> FittedTable:
     """Linear-InfSA's vector against the true Perron vector, beside two trivial candidates."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = [
         [tokens if index == 0 else "", name, *(f"{value:.3f}" for value in entry.values())]

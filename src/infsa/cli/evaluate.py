@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..data import ImageDataset
     from ..evaluate.accuracy import Accuracy
     from ..models import InfViT
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     Choose = Callable[[ImageDataset], ImageDataset]
 
@@ -170,7 +170,7 @@ def splits_of(data: str, split: str | None) -> list[str | None]:
 def accuracy_rows(results: "dict[str, Accuracy]") -> "Rows":
     """One row per split, and the classes that fare worst and best."""
     from ..data.paths import shown
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = []
     for name, found in results.items():
@@ -184,7 +184,7 @@ def accuracy_rows(results: "dict[str, Accuracy]") -> "Rows":
 def class_rows(found: "Accuracy", split: str) -> "tuple[Rows, str]":
     """A row per class that has images, the worst first, and what it is mostly taken for; and a title."""
     from ..data.paths import shown
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     names, rows = found.unique_classes, []
     for index in [i for i, count in enumerate(found.counts) if count]:

@@ -133,7 +133,7 @@ def _explain_file(
 
 def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
     from ..data.paths import shown
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
     rows = []
     for record in done:

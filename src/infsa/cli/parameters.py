@@ -27,6 +27,6 @@ def check_seed(seed: int) -> None:
 
 def check_gamma(gamma: float) -> None:
     """Refuse a decay outside (0, 1)."""
-    from ..ops.validate import check_gamma as check
+    from ..ops.checks import check_gamma as check
 
     check(gamma)

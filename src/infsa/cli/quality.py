@@ -57,7 +57,7 @@ def quality(
     from ..evaluate.summary import NORMALISATIONS
     from ..files import write_json
     from ..report.quality_figures import draw_quality, has_boxes
-    from ..report.quality_tables import box_table, caption, removal_table
+    from ..report.table import box_table, caption, removal_table
 
     chosen = tuple(methods or ["last"])
     common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}

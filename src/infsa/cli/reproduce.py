@@ -119,7 +119,7 @@ def open_sources(
 
 def show_targets(names: list[str], as_json: bool) -> None:
     """Print what the targets are and what they need."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
     from ..reproduce import TARGETS, paper
 
     found = [
@@ -137,7 +137,7 @@ def show_targets(names: list[str], as_json: bool) -> None:
 
 def show(ledger: dict[str, Any], console: Console) -> None:
     """Print one table for each target, and the counts."""
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
     from ..reproduce.document import COLUMNS, line
 
     for name, target in ledger["targets"].items():

@@ -283,7 +283,7 @@ def _bar(console: Console) -> "Iterator[Any]":
 
 
 def _print(console: Console, record: dict[str, Any]) -> None:
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
     from ..streaming.memory import show_bytes
 
     rows = []

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..report.quality_tables import Rows
+    from ..report.table import Rows
 
 INDENT = 4  # of the lines that a row is folded into
 GAP = "   "  # between two values of such a line

@@ -5,9 +5,9 @@ from .annotations import read_coco_json, read_loc_csv, read_tiny_imagenet, read_
 from .decode import UnreadableImage, decode
 from .folders import ImageFiles, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
-from .keys import keyed_generator
 from .parts import Part, hold_out
 from .randaugment import rand_augment
+from .random_keys import keyed_generator
 from .registry import open_dataset
 from .sample import ImageDataset, Sample
 from .shapes import Shapes

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .keys import keyed_generator
+from .random_keys import keyed_generator
 
 
 def mix_pairs(

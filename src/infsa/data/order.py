@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .keys import keyed_generator
+from .random_keys import keyed_generator
 
 
 class Order:

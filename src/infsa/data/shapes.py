@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .drawing import OUTLINES, REACH, TEXTURES, Mask, Plane, direction, outline_mask, texture_mask
-from .keys import keyed_generator
+from .random_keys import keyed_generator
 from .sample import BoxArray, Sample
 
 DISTRACTORS = (3, 6)  # from, to (exclusive)

@@ -16,8 +16,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
 from . import boxes as geometry
-from .keys import keyed_generator
 from .randaugment import rand_augment
+from .random_keys import keyed_generator
 from .sample import BoxArray
 
 RESAMPLING = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..nn.peers import ATTENTIONS
 from ..nn.peers.registry import attention_options
 from ..ops.activation import ACTIVATIONS
-from ..ops.validate import IMPLEMENTATIONS
+from ..ops.checks import IMPLEMENTATIONS
 from .options import POOLS
 
 LARGEST_HEADER = 16 << 20  # bytes of a file's whole header, and of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..ops.validate import check_count
+from ..ops.checks import check_count
 
 WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
 POOLS = ("", "token", "avg", "max", "avgmax")

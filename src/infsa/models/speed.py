@@ -18,13 +18,13 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
+from ..ops.checks import check_count, transformed
 from ..ops.rows import linear, untouched
-from ..ops.validate import check_count, transformed
 from .block import Block
 from .embedding import embed_by_product
+from .fp8 import Fp8Linear, check_fp8
 from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
 from .infvit import InfViT
-from .rounding import Fp8Linear, check_fp8
 
 REPLAYED = {
     "triton.cudagraphs": True,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..ops.validate import check_gamma
+from ..ops.checks import check_gamma
 
 
 class Decay(nn.Module):

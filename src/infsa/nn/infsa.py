@@ -6,11 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
-from ..ops.linear import Pooled
-from ..ops.projected import project_pooled, scale_heads, straight_values
-from ..ops.pure import Norm
-from ..ops.rows import linear, untouched
-from ..ops.validate import (
+from ..ops.checks import (
     check_activation,
     check_count,
     check_dropout,
@@ -21,6 +17,10 @@ from ..ops.validate import (
     check_token_mask,
     shape_of,
 )
+from ..ops.linear import Pooled
+from ..ops.linear.projected import project_pooled, scale_heads, straight_values
+from ..ops.pure import Norm
+from ..ops.rows import linear, untouched
 from .decay import Decay
 
 

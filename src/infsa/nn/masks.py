@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..ops.masking import allowed_entries, forbids_future
-from ..ops.validate import shape_of
+from ..ops.checks import shape_of
+from ..ops.masks import allowed_entries, forbids_future
 
 BIAS = -10.0  # an additive entry above this is a bias; between it and NO_EDGE it may be meant as a mask
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
-from ..ops.projected import project_pooled
-from ..ops.validate import (
+from ..ops.checks import (
     NORMS,
     check_activation,
     check_count,
@@ -18,6 +17,7 @@ from ..ops.validate import (
     shape_of,
     transformed,
 )
+from ..ops.linear.projected import project_pooled
 from .decay import Decay
 from .infsa import merge_heads, scale_heads, split_heads, zero_padding
 from .masks import (

@@ -1,10 +1,10 @@
 """Attention operators on (B, H, N, d) tensors. Torch only."""
 
-from .decode import PureDecodeState
 from .linear import Pooled, central_pool, linear_attention, linear_weights, spread
-from .projected import projected_pool, projected_values
+from .linear.projected import projected_pool, projected_values
+from .linear.state import LinearState, energies, key_scores
 from .pure import pure_attention, pure_weights
-from .state import LinearState, energies, key_scores
+from .pure.decode import PureDecodeState
 
 __all__ = [
     "LinearState",

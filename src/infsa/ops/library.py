@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from . import chunked_linear, chunked_pure, chunked_resolvent
-from .chunked_pure import EdgeMatrix
-from .masking import forbids_future
-from .validate import accumulation_dtype, refuse_second_derivatives
+from .checks import accumulation_dtype, refuse_second_derivatives
+from .linear import chunked as chunked_linear
+from .masks import forbids_future
+from .pure import chunked as chunked_pure
+from .pure import resolvent as chunked_resolvent
+from .pure.chunked import EdgeMatrix
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .activation import ACTIVATIONS
-from .masking import allowed_entries, forbids_future
-from .validate import accumulation_dtype, exporting
+from .checks import accumulation_dtype, exporting
+from .masks import allowed_entries, forbids_future
 
 
 def safe_sqrt(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from .validate import accumulation_dtype, exporting, surely
+from .checks import accumulation_dtype, exporting, surely
 
 FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum reads the weight at full speed
 

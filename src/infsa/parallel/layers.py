@@ -2,15 +2,7 @@
 
 from torch import Tensor, nn
 
-from ..nn.infsa import (
-    LinearInfSA,
-    PureInfSA,
-    merge_heads,
-    project_out,
-    project_values,
-    scale_heads,
-    zero_padding,
-)
+from ..nn.infsa import LinearInfSA, PureInfSA, merge_heads, project_out, project_values, scale_heads, zero_padding
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
 from ..ops import Pooled
 from .linear import central_pool

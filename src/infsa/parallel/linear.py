@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import library, spread
-from ..ops.linear import Pooled
-from ..ops.masking import resolve_token_masks, zero_masked
-from ..ops.validate import (
+from ..ops.checks import (
     cast_output,
     check_activation,
     check_attention_inputs,
@@ -17,6 +15,8 @@ from ..ops.validate import (
     decay_per_head,
     shape_of,
 )
+from ..ops.linear import Pooled
+from ..ops.masks import resolve_token_masks, zero_masked
 from .ranks import Group, Ranks
 
 

@@ -14,24 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.chunked_pure import (
-    EdgeMatrix,
-    add_gradients,
-    add_sums,
-    inverse_norm,
-    no_sums,
-    norm_of,
-    share_gradient,
-)
-from ..ops.masking import resolve_token_masks, zero_masked
-from ..ops.validate import (
-    accumulation_dtype,
-    cast_output,
-    check_activation,
-    check_count,
-    check_eps,
-    decay_per_head,
-)
+from ..ops.checks import accumulation_dtype, cast_output, check_activation, check_count, check_eps, decay_per_head
+from ..ops.masks import resolve_token_masks, zero_masked
+from ..ops.pure.chunked import EdgeMatrix, add_gradients, add_sums, inverse_norm, no_sums, norm_of, share_gradient
 from .linear import check_shards
 from .ranks import Group, Ranks, Shift
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.positions import base_coordinates, cubic_weights, sincos_positions
-from ..ops.validate import check_count
+from ..ops.checks import check_count
 from .ranks import Group, Ranks
 
 

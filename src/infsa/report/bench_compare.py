@@ -3,7 +3,7 @@
 from typing import Any
 
 from .bench_tables import NONE, Content, machine_line, number
-from .quality_tables import Rows
+from .table import Rows
 
 Row = dict[str, Any]
 

@@ -6,16 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench.cases import VARIANTS
-from ..bench.scaling import (
-    LARGEST,
-    activation_bytes,
-    finished,
-    groups_of_sizes,
-    median,
-    memory_slopes,
-    series,
-    slopes,
-)
+from ..bench.scaling import LARGEST, activation_bytes, finished, groups_of_sizes, median, memory_slopes, series, slopes
 from .bench_style import COLOURS, CONFIGS, Content, Row, line_style, logarithmic
 from .figures import GREY, INK
 from .training import tidy

@@ -6,7 +6,7 @@ from ..bench.cases import VARIANTS, Case
 from ..bench.presets import DEEP, FOUR
 from ..bench.scaling import finished, measured_crossover, median, series
 from .bench_tables import NONE, energy, gibibytes, latency, number
-from .quality_tables import Rows
+from .table import Rows
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..bench.cases import VARIANTS, read_case
 from ..bench.scaling import CLAIMED, LARGEST, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
-from .quality_tables import Rows
+from .table import Rows
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -17,7 +17,7 @@ from ..graph.statistics import cosine, spearman
 from ..nn import LinearInfSA, PureInfSA
 from ..nn.infsa import split_heads
 from ..ops import energies, linear_weights, pure_attention
-from ..ops.validate import check_gamma
+from ..ops.checks import check_gamma
 from ..version import __version__
 
 GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4

@@ -15,7 +15,7 @@ from .demo_models import Models
 from .figures import BLUE, INK, ORANGE
 from .html import Picture, Section, write_page
 from .panels import overlay
-from .quality_tables import Rows
+from .table import Rows
 from .training import tidy
 
 MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}

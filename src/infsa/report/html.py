@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ..files import write_atomically
-from .quality_tables import Rows
+from .table import Rows
 
 STYLE = """
 :root { color-scheme: light; }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .kernel_figures import NAMES, Content
-from .quality_tables import Rows, markdown
+from .table import Rows, markdown
 
 NOT_YET = "not yet measured\n"
 

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from ..report.bench_tables import number
-from ..report.quality_tables import Rows, markdown
+from ..report.table import Rows, markdown
 from .claims import VERDICTS
 
 Ledger = dict[str, Any]

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from ..files import write_atomically
-from ..ops.state import key_scores
+from ..ops.linear.state import key_scores
 from .engine import Engine
 from .network import Network, attention
 from .places import MARK

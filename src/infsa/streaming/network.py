@@ -16,9 +16,9 @@ from ..models.patches import embed_patches
 from ..models.positions import base_coordinates, cubic_weights, sincos_positions
 from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
+from ..ops.checks import accumulation_dtype
 from ..ops.linear import Pooled
-from ..ops.state import LinearState, energies, key_scores
-from ..ops.validate import accumulation_dtype
+from ..ops.linear.state import LinearState, energies, key_scores
 from .tiles import Tile, Tiling
 
 Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum counts

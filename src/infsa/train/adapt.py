@@ -11,7 +11,7 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..convert import converted_layers
+from ..conversion import converted_layers
 from ..data import SkipLog
 from ..data.mixing import mix_pairs
 from ..data.order import Order

@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..data import (
-    ImageDataset,
-    Part,
-    SkipLog,
-    SkippingDataset,
-    TrainTransform,
-    ValTransform,
-    hold_out,
-    open_dataset,
-)
+from ..data import ImageDataset, Part, SkipLog, SkippingDataset, TrainTransform, ValTransform, hold_out, open_dataset
 from ..data.folders import without_splits
 from ..data.loading import Batches
 from ..data.order import Order

@@ -6,7 +6,7 @@ import transformers as hf
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 import infsa
-from infsa.convert.huggingface import infsa_mask
+from infsa.conversion.huggingface import infsa_mask
 
 from .models import CAUSAL, CROSSED, LINEAR, build, inputs, settings
 from .test_families import converted

@@ -7,8 +7,8 @@ from transformers import AttentionInterface, DynamicCache, EncoderDecoderCache
 from transformers.models.sam.modeling_sam import SamVisionAttention
 
 import infsa
-from infsa.convert.huggingface import load_converted, pure_forward
-from infsa.convert.huggingface_layers import role_of
+from infsa.conversion.huggingface import load_converted, pure_forward
+from infsa.conversion.huggingface.layers import role_of
 
 from .models import GROUPED
 from .more_models import COPIES, DECODERS, ENCODERS, MIXED, MORE, SEQ2SEQ, answer, build_more, call_more

@@ -7,7 +7,7 @@ import transformers as hf
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import infsa
-from infsa.convert.huggingface import load_converted
+from infsa.conversion.huggingface import load_converted
 
 from .models import GROUPED, IMAGE, build, inputs
 from .more_models import SEQ2SEQ, WINDOW, answer, build_more, call_more

@@ -10,8 +10,8 @@ import transformers as hf
 from transformers import DynamicCache, EncoderDecoderCache
 
 import infsa
-from infsa.convert import converted_layers
-from infsa.convert.huggingface import load_converted
+from infsa.conversion import converted_layers
+from infsa.conversion.huggingface import load_converted
 
 from .models import CROSSED, build, inputs
 
@@ -148,9 +148,9 @@ def test_changes_of_the_configuration_survive_revert():
 def test_a_pickled_layer_finds_its_attention_function(monkeypatch):
     """In a process that has not imported the adapter."""
     layer = pickle.dumps(infsa.plan_conversion(build("vit")).layers[0])
-    monkeypatch.delitem(sys.modules, "infsa.convert.huggingface")
+    monkeypatch.delitem(sys.modules, "infsa.conversion.huggingface")
     assert pickle.loads(layer).heads == 4
-    assert "infsa.convert.huggingface" in sys.modules
+    assert "infsa.conversion.huggingface" in sys.modules
 
 
 def test_layers_that_keep_flash_attention_are_named():

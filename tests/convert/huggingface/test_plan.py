@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 import infsa
-from infsa.convert.huggingface_layers import CLASSES
+from infsa.conversion.huggingface.layers import CLASSES
 
 from .models import FAMILIES, build, inputs, outputs
 

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 import infsa
-from infsa.convert.huggingface import linear_forward, pure_forward
+from infsa.conversion.huggingface import linear_forward, pure_forward
 
 from .models import build, inputs
 from .more_models import build_more, call_more

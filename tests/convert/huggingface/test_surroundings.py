@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 
 import infsa
-from infsa.convert.huggingface import load_converted
+from infsa.conversion.huggingface import load_converted
 
 from .models import BUILDERS, FAMILIES, build, inputs, kept, outputs, settings
 from .test_families import CASES, converted

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import infsa
-from infsa.ops import validate
+from infsa.ops import checks
 from infsa.ops.triton import layout
 from infsa.ops.triton.support import pure_limit
 
@@ -42,20 +42,20 @@ def test_limits_of_the_tensors():
 
 @pytest.mark.parametrize("kind", ["pure_attention", "linear_attention"])
 def test_a_cpu_tensor_is_refused_outside_the_interpreter(kind, monkeypatch):
-    monkeypatch.setattr(validate, "INTERPRETED", False)
+    monkeypatch.setattr(checks, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"^impl='triton' needs tensors on a CUDA device, got cpu$"):
         getattr(infsa, kind)(X, X, X, impl="triton")
 
 
 def test_without_triton_it_is_not_available(monkeypatch):
-    monkeypatch.setattr(validate, "AVAILABLE", ("reference", "chunked"))
+    monkeypatch.setattr(checks, "AVAILABLE", ("reference", "chunked"))
     with pytest.raises(ValueError, match="impl='triton' is not available here"):
         infsa.pure_attention(X, X, X, impl="triton")
 
 
 @pytest.mark.parametrize("case", LIMITS)
 def test_an_explicit_choice_never_falls_back(case, monkeypatch):
-    monkeypatch.setattr(validate, "INTERPRETED", True)
+    monkeypatch.setattr(checks, "INTERPRETED", True)
     options, says = LIMITS[case]
     with pytest.raises(ValueError, match=r"^impl='triton' takes ") as caught:
         infsa.pure_attention(X, X, X, impl="triton", **options)
@@ -78,13 +78,13 @@ def test_auto_on_the_cpu_is_the_chunked_path():
     ],
 )
 def test_auto_asks_the_device(device, limited, capability, chosen, monkeypatch):
-    monkeypatch.setattr(validate, "HAS_TRITON", True)
-    monkeypatch.setattr(validate, "KERNELS_BY_DEFAULT", True)
+    monkeypatch.setattr(checks, "HAS_TRITON", True)
+    monkeypatch.setattr(checks, "KERNELS_BY_DEFAULT", True)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"major": capability}), raising=True
     )
     like = type("Like", (), {"device": torch.device(device)})
-    assert validate.choose_implementation("auto", like, limited) == chosen
+    assert checks.choose_implementation("auto", like, limited) == chosen
 
 
 def test_compiled_code_gets_what_other_code_gets():
@@ -105,10 +105,10 @@ def test_compiled_code_gets_what_other_code_gets():
 
 
 def test_compiled_code_asks_the_device(monkeypatch):
-    monkeypatch.setattr(validate, "_kernels_run_on", lambda kind, index: True)
+    monkeypatch.setattr(checks, "_kernels_run_on", lambda kind, index: True)
 
     def chosen(x):
-        return x + ("reference", "chunked", "triton").index(validate.choose_implementation("auto", x, None))
+        return x + ("reference", "chunked", "triton").index(checks.choose_implementation("auto", x, None))
 
     torch._dynamo.reset()
     assert torch.compile(chosen, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 2

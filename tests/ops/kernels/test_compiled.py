@@ -3,14 +3,17 @@
 import pytest
 import torch
 
-from infsa.ops.validate import HAS_TRITON, INTERPRETED
+from infsa.ops.checks import HAS_TRITON, INTERPRETED
 
 if HAS_TRITON:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
-    from infsa.ops.triton import configs, fused, pure_backward, pure_forward
+    from infsa.ops.linear import fused
+    from infsa.ops.pure import triton_backward as pure_backward
+    from infsa.ops.pure import triton_forward as pure_forward
+    from infsa.ops.triton import configs
 
 KIB = {80: 163, 89: 99, 90: 227, 100: 227}  # shared memory that one program may take
 KERNELS = {"pure_rows", "pure_keys", "pure_queries"}

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import infsa
-from infsa.ops import projected, validate
-from infsa.ops.triton import fused
+from infsa.ops import checks
+from infsa.ops.linear import fused, projected
 
 from ..helpers import lengths_mask, random_mask
 from .helpers import DEVICE, rms
@@ -278,7 +278,7 @@ def test_everything_else_is_left_to_plain_operations(case, as_on_a_gpu, monkeypa
             run(mode.from_tensor(x))
     elif case == "functional":
         monkeypatch.undo()
-        monkeypatch.setattr(validate, "_kernels_run_on", lambda *_: True)
+        monkeypatch.setattr(checks, "_kernels_run_on", lambda *_: True)
         monkeypatch.setattr(fused, "fused_values", lambda *_: pytest.fail("not for this function"))
         torch.func.vmap(run)(x.unsqueeze(0))
     else:

@@ -5,12 +5,13 @@ import types
 import pytest
 import torch
 
-from infsa.ops.validate import HAS_TRITON
+from infsa.ops.checks import HAS_TRITON
 
 if not HAS_TRITON:
     pytest.skip("needs Triton", allow_module_level=True)
 
-from infsa.ops.triton import fused, launch
+from infsa.ops.linear import fused
+from infsa.ops.triton import launch
 
 
 class Kernel:

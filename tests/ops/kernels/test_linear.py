@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import infsa
-from infsa.ops import projected
-from infsa.ops.triton import register_linear
+from infsa.ops.linear import projected
+from infsa.ops.linear import triton_register as register_linear
 
 from ..helpers import lengths_mask, random_mask
 from .helpers import DEVICE, DTYPES, rms, unit

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import infsa
+from infsa.ops.pure.triton_backward import backward
+from infsa.ops.pure.triton_forward import forward
 from infsa.ops.triton.configs import Config
 from infsa.ops.triton.layout import readable
-from infsa.ops.triton.pure_backward import backward
-from infsa.ops.triton.pure_forward import forward
 
 from ..helpers import lengths_mask, random_mask
 from .helpers import (

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import infsa
-from infsa.ops.triton import register
+from infsa.ops.pure import triton_register as register
 
 from ..helpers import leaves, lengths_mask
 from .helpers import DEVICE, attend, problem, value_and_gradients

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from ...ops.validate import cast_output, check_count, check_eps
+from ...ops.checks import cast_output, check_count, check_eps
 from ..infsa import merge_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, factory, upcast

@@ -1,0 +1,21 @@
+"""Replace the attention of existing models by InfSA, and say exactly what changed."""
+
+from .convert import convert, converted_layers, revert
+from .families import Family
+from .plan import ConversionPlan, LayerPlan, plan_conversion
+from .settings import Settings
+from .store import load_converted, open_model, save_converted
+
+__all__ = [
+    "ConversionPlan",
+    "Family",
+    "LayerPlan",
+    "Settings",
+    "convert",
+    "converted_layers",
+    "load_converted",
+    "open_model",
+    "plan_conversion",
+    "revert",
+    "save_converted",
+]

@@ -1,0 +1,188 @@
+"""Linear-InfSA from tokens to pooled values, forward, in seven launches; three are the vendor's matrix products.
+
+In plain operations, what all tokens of an image share, a row per head, takes two dozen launches, which for short inputs
+are longer than the arithmetic. Sums over tokens are kept in float32; rows are rounded once.
+
+``numbers`` (4, B, H) holds what each head of an image has one of: Σ e + ε, q̄ · b_K, Σ S and Σ|S| + ε.
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from ..triton.parts import COUNTS, GELU, edges, product, real_tokens, rounded, wide
+
+CHANNELS = 128  # of a token, per step
+TOKENS = 64  # per step over the scores
+PROGRAMS = 264  # that share the scores of a batch
+
+
+@triton.jit
+def times(rows, w):
+    """rows (images, PADDED) times w (PADDED, channels), both float32; the matrix units want sixteen images."""
+    if rows.shape[0] == 1:
+        return tl.sum(tl.trans(rows) * w, 0)[None, :]
+    else:
+        return product(rows, w, None)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def central_kernel(
+    totals_ptr,
+    vectors_ptr,
+    w_ptr,
+    b_ptr,
+    central_ptr,
+    numbers_ptr,
+    u_ptr,
+    heads,
+    items,
+    splits,
+    eps,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    IMAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε) and o = q̄ · b_K, of a few images and one head."""
+    head = tl.program_id(0) % heads
+    image = tl.program_id(0) // heads * IMAGES + tl.arange(0, IMAGES)
+    exists = image < items // heads
+    inside = tl.arange(0, PADDED)
+    total = tl.zeros([IMAGES, BLOCK], dtype=tl.float32)
+    vector = tl.zeros([IMAGES, BLOCK, PADDED], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(image)[:, None] * splits + split[None, :]) * heads + head
+        mask = exists[:, None] & (split < splits)[None, :]
+        total += tl.load(totals_ptr + spot, mask=mask, other=0.0)
+        mask = mask[:, :, None] & (inside < WIDTH)[None, None, :]
+        vector += tl.load(vectors_ptr + spot[:, :, None] * WIDTH + inside[None, None, :], mask=mask, other=0.0)
+    total = tl.sum(total, 1) + eps
+    central = tl.sum(vector, 1) / total[:, None]  # (IMAGES, PADDED)
+    row = head * WIDTH + inside
+    channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
+    w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    u = rounded(times(central, w), u_ptr.dtype.element_ty)
+    place = wide(image) * heads + head
+    tl.store(u_ptr + place[:, None] * DIM + channel[None, :], u, mask=exists[:, None] & (channel < DIM)[None, :])
+    if tl.program_id(1) == 0:
+        offset = tl.zeros([IMAGES], dtype=tl.float32)
+        if BIASED:
+            b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+            offset = tl.sum(central * b[None, :], 1)
+        tl.store(numbers_ptr + place, total, mask=exists)
+        tl.store(numbers_ptr + items + place, offset, mask=exists)
+        known = exists[:, None] & (inside < WIDTH)[None, :]
+        tl.store(central_ptr + place[:, None] * WIDTH + inside[None, :], central, mask=known)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def edge_kernel(
+    raw_ptr,
+    numbers_ptr,
+    mask_ptr,
+    scores_ptr,
+    sums_ptr,
+    heads,
+    items,
+    n,
+    splits,
+    span,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    MASKED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """S = φ(raw + o), raw and S (B, N, H), for one span of tokens; Σ S and, where S may be negative, Σ|S|."""
+    head_blocks = tl.cdiv(heads, BLOCK_H)
+    head = tl.program_id(0) % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    place = tl.program_id(0) // head_blocks
+    batch, first = place // splits, place % splits * span
+    last = tl.minimum(first + span, n)
+    offset = tl.load(numbers_ptr + items + wide(batch) * heads + head, mask=head < heads, other=0.0)
+    sums = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
+    absolute = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
+    for start in tl.range(first, last, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        real = real_tokens(mask_ptr, batch, token, n, MASKED) & (token < last)
+        spot = (wide(batch) * n + token)[:, None] * heads + head[None, :]
+        exists = (token < last)[:, None] & (head < heads)[None, :]
+        raw = tl.load(raw_ptr + spot, mask=exists, other=0.0).to(tl.float32) + offset[None, :]
+        s = rounded(tl.where(real[:, None], edges(raw, 1.0, ACTIVATION), 0.0), scores_ptr.dtype.element_ty)
+        tl.store(scores_ptr + spot, s, mask=exists)
+        s = tl.where(exists, s.to(tl.float32), 0.0)
+        sums += s
+        if ACTIVATION == GELU:
+            absolute += tl.abs(s)
+    spot = sums_ptr + wide(place) * heads + head
+    tl.store(spot, tl.sum(sums, 0), mask=head < heads)
+    if ACTIVATION == GELU:
+        tl.store(spot + wide(items) * splits, tl.sum(absolute, 0), mask=head < heads)
+
+
+@triton.jit
+def head_sum(sums_ptr, batch, head, heads, splits, BLOCK: tl.constexpr):
+    """The sum of the spans of one image and head: (B, splits, H) -> a number."""
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in tl.range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        spot = (wide(batch) * splits + split) * heads + head
+        total += tl.load(sums_ptr + spot, mask=split < splits, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def value_kernel(
+    pooled_ptr,
+    sums_ptr,
+    w_ptr,
+    b_ptr,
+    gamma_ptr,
+    numbers_ptr,
+    values_ptr,
+    heads,
+    items,
+    splits,
+    eps,
+    gamma,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BIASED: tl.constexpr,
+    LEARNED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """γ (W_V Σ S x + b_V Σ S) / (Σ|S| + ε) of one image and head."""
+    place = tl.program_id(0)
+    batch, head = place // heads, place % heads
+    mass = head_sum(sums_ptr, batch, head, heads, splits, BLOCK)
+    scale = mass + eps
+    if ACTIVATION == GELU:
+        scale = head_sum(sums_ptr + wide(items) * splits, batch, head, heads, splits, BLOCK) + eps
+    tl.store(numbers_ptr + 2 * items + place, mass)
+    tl.store(numbers_ptr + 3 * items + place, scale)
+    inside = tl.arange(0, PADDED)
+    row = head * WIDTH + inside
+    values = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
+    for start in tl.range(0, DIM, BLOCK_D):
+        channel = start + tl.arange(0, BLOCK_D)
+        mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
+        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        pooled = tl.load(pooled_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0)
+        values += w * pooled[None, :]
+    found = tl.sum(values, 1)
+    if BIASED:
+        found += mass * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+    if LEARNED:
+        gamma = tl.load(gamma_ptr + head)
+    found = rounded(gamma * found / scale, values_ptr.dtype.element_ty)
+    tl.store(values_ptr + wide(place) * WIDTH + inside, found, mask=inside < WIDTH)
