@@ -8,10 +8,8 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Have ``write`` make a file aside, then put it in place: a crash leaves the old file or the new one, never a part.
-
-    Example:
-        >>> write_atomically(Path("result.json"), lambda aside: aside.write_text("{}"))
+    """Have ``write`` make a file aside, then put it in place: a crash leaves the old file or the new one,
+    never a part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
@@ -27,12 +25,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def usual_mode(path: Path) -> int:
-    """The permissions of new files under the process's umask, found by making an empty one at ``path``.
-
-    Example:
-        >>> oct(usual_mode(Path("model.safetensors")))
-        '0o644'
-    """
+    """The permissions of new files under the process's umask, found by making an empty one at ``path``."""
     path.touch()
     return path.stat().st_mode & 0o777
 
@@ -46,11 +39,7 @@ def _flush(path: Path) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Plain data from a file.
-
-    Example:
-        >>> read_json("result.json")["top1"]
-    """
+    """Plain data from a file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -58,11 +47,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_json(content: Any, path: str | Path) -> Path:
-    """Write plain data as JSON and return the file's path; numbers that do not exist (nan) are refused.
-
-    Example:
-        >>> write_json({"top1": 0.5}, "result.json")
-    """
+    """Write plain data as JSON and return the file's path; numbers that do not exist (nan) are refused."""
     path, text = Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_atomically(path, lambda aside: aside.write_text(text, encoding="utf-8"))
     return path

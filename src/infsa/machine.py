@@ -6,22 +6,12 @@ from pathlib import Path
 
 
 def show_bytes(count: float) -> str:
-    """A number of bytes for people.
-
-    Example:
-        >>> show_bytes(2**31)
-        '2.00 GiB'
-    """
+    """A number of bytes for people."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def available() -> int:
-    """Bytes of memory that the machine could still give.
-
-    Example:
-        >>> available() > 0
-        True
-    """
+    """Bytes of memory that the machine could still give."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
@@ -33,11 +23,7 @@ def available() -> int:
 
 
 def container_room(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a container may still take before the system ends its processes; None without a limit.
-
-    Example:
-        >>> container_room()
-    """
+    """Bytes that a container may still take before the system ends its processes; None without a limit."""
     try:
         limit, used, facts = (
             (group / f"memory.{name}").read_text(encoding="ascii").split() for name in ("max", "current", "stat")

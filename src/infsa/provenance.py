@@ -11,12 +11,7 @@ from .version import __version__
 
 
 def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
-    """Versions, processor and, for a CUDA device, the GPU: what every result file records.
-
-    Example:
-        >>> provenance()["torch"] == torch.__version__
-        True
-    """
+    """Versions, processor and, for a CUDA device, the GPU: what every result file records."""
     facts: dict[str, Any] = {
         "infsa": __version__,
         "torch": torch.__version__,
@@ -31,12 +26,7 @@ def provenance(device: torch.device | str | None = None) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name.
-
-    Example:
-        >>> processor()
-        'AMD EPYC 9654'
-    """
+    """The processor's name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -51,12 +51,7 @@ def _written(figure: Figure) -> str:
 
 
 def draw_walk(image: Image.Image, walk: Walk, grid: tuple[int, int], prefix: int) -> str:
-    """The token graph over the picture, where a walk is after each hop, and how soon it ends: SVG.
-
-    Example:
-        >>> draw_walk(picture, walk(graph, 0), (8, 8), prefix=1)[:4]
-        '<svg'
-    """
+    """The token graph over the picture, where a walk is after each hop, and how soon it ends: SVG."""
     steps = len(walk.places) - 1
     with _drawing():
         wide = image.width > image.height
@@ -150,12 +145,7 @@ def _draw_ended(axes: Axes, walk: Walk) -> None:
 
 
 def draw_centralities(image: Image.Image, scores: dict[str, Tensor], grid: tuple[int, int], prefix: int) -> str:
-    """Every centrality as an overlay, with its rank agreement with incoming Katz: SVG.
-
-    Example:
-        >>> draw_centralities(picture, compared(graph), (8, 8), prefix=1)[:4]
-        '<svg'
-    """
+    """Every centrality as an overlay, with its rank agreement with incoming Katz: SVG."""
     katz = scores["Katz, incoming"][prefix:]
     with _drawing():
         figure = Figure(figsize=(10, 5.6), layout="constrained")
@@ -172,12 +162,7 @@ def draw_centralities(image: Image.Image, scores: dict[str, Tensor], grid: tuple
 
 
 def draw_removal(removal: Removal) -> str:
-    """The three curves of a removal, axes at ``CURVE_PLACE``: SVG.
-
-    Example:
-        >>> draw_removal(remove(picture, Settings()))[:4]
-        '<svg'
-    """
+    """The three curves of a removal, axes at ``CURVE_PLACE``: SVG."""
     share = removal.counts.numpy() / removal.ranks.numel()
     with _drawing():
         figure = Figure(figsize=(6.4, 3.6))

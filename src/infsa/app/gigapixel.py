@@ -61,12 +61,7 @@ class View:
 
 @contextmanager
 def named(path: str | Path) -> Iterator[None]:
-    """Failures that name the file by its name alone: where an uploaded file lies is no business of the page.
-
-    Example:
-        >>> with named("/tmp/uploads/slide.tif"):
-        ...     open_source("/tmp/uploads/slide.tif")
-    """
+    """Failures that name the file by its name alone: where an uploaded file lies is no business of the page."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
@@ -77,12 +72,7 @@ def named(path: str | Path) -> Iterator[None]:
 
 
 def open_checked(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
-    """An image file, refused by its header if it is larger than allowed or has no colours to show.
-
-    Example:
-        >>> open_checked("orion.jpg").width
-        18000
-    """
+    """An image file, refused by its header if it is larger than allowed or has no colours to show."""
     with named(path):
         source = open_source(path)
     megapixels = source.width * source.height / 1e6
@@ -166,12 +156,7 @@ def _at(pixel: int, factor: float) -> int:
 
 
 def shrink(source: Source, box: Box, side: int) -> Image.Image:
-    """A window at no more than ``side`` pixels, read in bands from the top, each averaged as soon as it is there.
-
-    Example:
-        >>> shrink(open_source("orion.jpg"), (0, 0, 18000, 18000), 2048).size
-        (2000, 2000)
-    """
+    """A window at no more than ``side`` pixels, read in bands from the top, each averaged as soon as it is there."""
     top, left, bottom, right = box
     factor = max(1, math.ceil(max(bottom - top, right - left) / side))
     source.restart()
@@ -186,10 +171,6 @@ def rgb(window: NDArray[Any]) -> NDArray[np.uint8]:
     """Pixels (h, w, c), grey or colour, opaque or laid on white, as (h, w, 3) of 8 bits.
 
     They have 8 or 16 bits, or are floating in [0, 1].
-
-    Example:
-        >>> rgb(np.zeros((8, 8, 1), np.uint16)).shape
-        (8, 8, 3)
     """
     if window.dtype.kind == "f":
         window = (window * 255).round().astype(np.uint8)

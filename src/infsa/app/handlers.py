@@ -21,34 +21,20 @@ STARTS = ("Class token", "Highest patch of the map", "Middle patch")
 
 @dataclass(frozen=True)
 class Curves:
-    """A removal with its drawing, kept while the slider moves.
-
-    Example:
-        >>> Curves(removal, draw_removal(removal))
-    """
+    """A removal with its drawing, kept while the slider moves."""
 
     removal: Removal
     drawn: str
 
 
 def sides(mechanism: str) -> dict[str, int]:
-    """How large a model may see the picture: as it was trained, or twice that.
-
-    Example:
-        >>> sides("softmax")
-        {'64 px, as trained': 64, '128 px': 128}
-    """
+    """How large a model may see the picture: as it was trained, or twice that."""
     side = trained_side(mechanism)
     return {f"{side} px, as trained": side, f"{2 * side} px": 2 * side}
 
 
 def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: float, hops: str, side: str) -> Settings:
-    """The controls of the page as settings.
-
-    Example:
-        >>> settings_of("softmax", 6, "Mean of heads", "Rollout over layers", 0.7, "All", "64 px, as trained").layer
-        5
-    """
+    """The controls of the page as settings."""
     allowed = sides(mechanism)
     for name, value, accepted in (("method", method, METHODS), ("hops", hops, HOPS), ("resolution", side, allowed)):
         if value not in accepted:
@@ -64,20 +50,12 @@ def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: flo
 
 
 def map_tab(image: Image.Image, settings: Settings, method: str) -> str:
-    """The first tab: the map.
-
-    Example:
-        >>> map_tab(picture, Settings(), "Class token's row")
-    """
+    """The first tab: the map."""
     return show_look(image, look(image, settings), settings, method)
 
 
 def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
-    """The second tab: the token graph, a walk on it, and the centralities.
-
-    Example:
-        >>> graph_tab(picture, Settings(), "Class token")
-    """
+    """The second tab: the token graph, a walk on it, and the centralities."""
     if start not in STARTS:
         raise ValueError(f"start must be one of {list(STARTS)}, got {start!r}")
     found = explained(image, settings)
@@ -115,21 +93,13 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
 
 
 def curves_of(image: Image.Image, settings: Settings) -> Curves:
-    """The third tab's curves.
-
-    Example:
-        >>> curves_of(picture, Settings()).removal.label
-    """
+    """The third tab's curves."""
     removal = remove(image, settings)
     return Curves(removal, draw_removal(removal))
 
 
 def removal_tab(curves: Curves | None, percent: float) -> str:
-    """The third tab at a position of its slider, in percent.
-
-    Example:
-        >>> removal_tab(curves_of(picture, Settings()), 25)
-    """
+    """The third tab at a position of its slider, in percent."""
     if curves is None:
         return '<p class="note">Choose a picture first.</p>'
     level = min(LEVELS, max(0, round((percent or 0) / 100 * LEVELS)))
@@ -137,12 +107,7 @@ def removal_tab(curves: Curves | None, percent: float) -> str:
 
 
 def named_files(paths: list[Path]) -> dict[str, Path]:
-    """Files of the command line by the names that the page shows; equal names are numbered.
-
-    Example:
-        >>> list(named_files([Path("a/slide.tif"), Path("b/slide.tif")]))
-        ['slide.tif', 'slide.tif (2)']
-    """
+    """Files of the command line by the names that the page shows; equal names are numbered."""
     found: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
@@ -156,10 +121,5 @@ def named_files(paths: list[Path]) -> dict[str, Path]:
 
 
 def one_line(error: Exception) -> str:
-    """An error as one line of text that is safe on a page.
-
-    Example:
-        >>> one_line(ValueError("no <b>"))
-        'no &lt;b&gt;'
-    """
+    """An error as one line of text that is safe on a page."""
     return escape(" ".join(str(error).split()) or type(error).__name__)

@@ -49,54 +49,30 @@ label:has(input[type=radio]:focus-visible) {outline: 3px solid #E69F00; outline-
 
 
 def card(source: str, title: str, text: str = "", alt: str = "") -> str:
-    """A picture with its caption; ``source`` is a data URI.
-
-    Example:
-        >>> card(data_uri(picture), "Map", "7 × 10 patches")[:21]
-        '<figure class="card">'
-    """
+    """A picture with its caption; ``source`` is a data URI."""
     return framed(f'<img src="{source}" alt="{escape(alt or f"{title}. {text}")}">', title, text)
 
 
 def framed(inside: str, title: str, text: str = "") -> str:
-    """Anything with a caption; ``inside`` is HTML or SVG.
-
-    Example:
-        >>> framed(draw_removal(removal), "Curves")[:21]
-        '<figure class="card">'
-    """
+    """Anything with a caption; ``inside`` is HTML or SVG."""
     caption = f"<b>{escape(title)}</b>{escape(text)}"
     return f'<figure class="card">{inside}<figcaption>{caption}</figcaption></figure>'
 
 
 def small(image: Image.Image) -> Image.Image:
-    """A copy at the size of the page.
-
-    Example:
-        >>> small(picture).size
-        (480, 319)
-    """
+    """A copy at the size of the page."""
     scale = SHOWN / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def short(label: str) -> str:
-    """The first of the names of a class.
-
-    Example:
-        >>> short("tabby, tabby cat")
-        'tabby'
-    """
+    """The first of the names of a class."""
     return label.split(",")[0]
 
 
 def guesses(predictions: Sequence[tuple[str, float]]) -> str:
-    """The likeliest classes as bars.
-
-    Example:
-        >>> guesses([("tabby, tabby cat", 0.31)])
-    """
+    """The likeliest classes as bars."""
     rows = [
         f'<div class="guess"><span>{escape(short(label))}</span><span><i style="width:{chance:.1%}"></i></span>'
         f"<span>{chance:.0%}</span></div>"
@@ -106,11 +82,7 @@ def guesses(predictions: Sequence[tuple[str, float]]) -> str:
 
 
 def show_look(image: Image.Image, found: Look, settings: Settings, method: str) -> str:
-    """The picture, its map and their overlay, what the model takes it for, and the three mechanisms side by side.
-
-    Example:
-        >>> show_look(picture, look(picture, Settings()), Settings(), "Class token's row")
-    """
+    """The picture, its map and their overlay, what the model takes it for, and the three mechanisms side by side."""
     picture, explanation = small(image), found.explanation
     rows, columns = explanation.map.shape
     width, height = explanation.size
@@ -146,11 +118,7 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
 
 
 def show_step(removal: Removal, level: int) -> str:
-    """The picture without the patches that are gone, and the probability that is left.
-
-    Example:
-        >>> show_step(remove(picture, Settings()), 5)
-    """
+    """The picture without the patches that are gone, and the probability that is left."""
     chance, gone = float(removal.curves[0, level]), int(removal.counts[level])
     patches = removal.ranks.numel()
     masked = removal.masked(level)
@@ -164,11 +132,7 @@ def show_step(removal: Removal, level: int) -> str:
 
 
 def show_removal(removal: Removal, drawn: str, level: int) -> str:
-    """The curves with a line at the level of the slider, beside the picture at that level.
-
-    Example:
-        >>> show_removal(removal, draw_removal(removal), 5)
-    """
+    """The curves with a line at the level of the slider, beside the picture at that level."""
     left, bottom, width, height = CURVE_PLACE
     share = float(removal.counts[level]) / removal.ranks.numel()
     line = f"left:{left + share * width:.2%};top:{1 - bottom - height:.2%};height:{height:.2%}"
@@ -179,11 +143,7 @@ def show_removal(removal: Removal, drawn: str, level: int) -> str:
 
 
 def show_view(scene: Scene, seen: View) -> str:
-    """A window of a streamed image beside its overlay, the place of the window, and the prediction.
-
-    Example:
-        >>> show_view(scene, view(scene, zoom=8))
-    """
+    """A window of a streamed image beside its overlay, the place of the window, and the prediction."""
     width, height = scene.size
     top, left, bottom, right = seen.box
     rows, columns = scene.map.shape

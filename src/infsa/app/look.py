@@ -74,12 +74,7 @@ def look(image: Image.Image, settings: Settings) -> Look:
 
 
 def explained(image: Image.Image, settings: Settings) -> Explanation:
-    """The map and prediction by the settings, walks included.
-
-    Example:
-        >>> explained(picture, Settings(method="walks", gamma=0.9, hops=3)).method
-        'walks'
-    """
+    """The map and prediction by the settings, walks included."""
     walks = settings.method == WALKS
     method = "last" if walks else settings.method
     with borrow(settings.mechanism) as model:
@@ -92,23 +87,13 @@ def explained(image: Image.Image, settings: Settings) -> Explanation:
 
 
 def on_grid(scores: Tensor, grid: tuple[int, ...]) -> NDArray[np.float32]:
-    """Scores of patches (N,) as a map (h, w) of sum 1.
-
-    Example:
-        >>> on_grid(torch.ones(4), (2, 2)).sum()
-        1.0
-    """
+    """Scores of patches (N,) as a map (h, w) of sum 1."""
     shares: NDArray[np.float32] = (scores / scores.sum()).reshape(grid).float().numpy()
     return shares
 
 
 def model_input(model: InfViT, image: Image.Image, size: tuple[int, int]) -> Tensor:
-    """What a model sees of an RGB image at ``size`` (width, height): (1, C, H, W), normalised.
-
-    Example:
-        >>> model_input(model, picture, (80, 56)).shape
-        torch.Size([1, 3, 56, 80])
-    """
+    """What a model sees of an RGB image at ``size`` (width, height): (1, C, H, W), normalised."""
     config = data_config(model)
     pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
     batch: Tensor = F.normalize(pixels, config["mean"], config["std"])[None]

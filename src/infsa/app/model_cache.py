@@ -21,10 +21,6 @@ def borrow(mechanism: str, padded: bool = False) -> Iterator[InfViT]:
     """A model in eval mode, for as long as the block lasts. Reading gradients hooks into a model: one at a time.
 
     ``padded``: its copy that pads images to whole patches, for streaming.
-
-    Example:
-        >>> with borrow("Pure InfSA") as model:
-        ...     logits = model(images)
     """
     if mechanism not in _SOURCES:
         raise ValueError(f"mechanism must be one of {names()}, got {mechanism!r}")
@@ -39,13 +35,7 @@ def borrow(mechanism: str, padded: bool = False) -> Iterator[InfViT]:
 
 
 def add(checkpoints: Iterable[str]) -> None:
-    """Put own models on the shelf, each a path or ``NAME=PATH``; one that the page cannot show is refused.
-
-    Example:
-        >>> add(["birds=runs/birds/model"])
-        >>> names()[0]
-        'birds'
-    """
+    """Put own models on the shelf, each a path or ``NAME=PATH``; one that the page cannot show is refused."""
     subjects = [Subject.of(checkpoint) for checkpoint in checkpoints]
     given = [subject.name for subject in subjects]
     for name in given:
@@ -65,53 +55,28 @@ def add(checkpoints: Iterable[str]) -> None:
 
 
 def names() -> list[str]:
-    """What is on the shelf: own models first.
-
-    Example:
-        >>> names()
-        ['Pure InfSA', 'Linear-InfSA', 'softmax']
-    """
+    """What is on the shelf: own models first."""
     return [*(name for name in _SOURCES if name not in MECHANISMS), *MECHANISMS]
 
 
 def streamed() -> list[str]:
-    """The models that stream: those with Linear-InfSA.
-
-    Example:
-        >>> streamed()
-        ['Linear-InfSA']
-    """
+    """The models that stream: those with Linear-InfSA."""
     return [name for name in names() if is_linear(name)]
 
 
 def is_linear(mechanism: str) -> bool:
-    """Whether all rows of a model's graphs are equal.
-
-    Example:
-        >>> is_linear("softmax")
-        False
-    """
+    """Whether all rows of a model's graphs are equal."""
     with borrow(mechanism) as model:
         return model.attention == "infsa_linear"
 
 
 def sizes(mechanism: str) -> tuple[int, int]:
-    """How many layers and heads a model has.
-
-    Example:
-        >>> sizes("Linear-InfSA")
-        (6, 12)
-    """
+    """How many layers and heads a model has."""
     with borrow(mechanism) as model:
         return len(model.blocks), model.num_heads
 
 
 def trained_side(mechanism: str) -> int:
-    """The side of the square that a model was made for, in pixels.
-
-    Example:
-        >>> trained_side("softmax")
-        64
-    """
+    """The side of the square that a model was made for, in pixels."""
     with borrow(mechanism) as model:
         return min(model.patch_embed.img_size)

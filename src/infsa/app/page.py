@@ -24,11 +24,7 @@ TABS = ("Map", "Token graph", "Removal")
 
 
 def told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler whose expected failures become one line on the page.
-
-    Example:
-        >>> told(read_picture)("missing.png")
-    """
+    """A handler whose expected failures become one line on the page."""
 
     @wraps(function)
     def wrapped(*arguments: Any) -> Any:
@@ -41,11 +37,7 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def show(tab: str, image: Any, start: str, method: str, *controls: Any) -> tuple[Any, ...]:
-    """What the open tab shows, and nothing for the others: the map, the graph, the curves of the removal.
-
-    Example:
-        >>> show("Map", picture, "Class token", "Class token's row", "softmax", 6, ...)
-    """
+    """What the open tab shows, and nothing for the others: the map, the graph, the curves of the removal."""
     if image is None:  # the first tab opens before the first picture is there
         return gr.skip(), gr.skip(), gr.skip()
     mechanism, layer, head, *rest = controls
@@ -58,20 +50,12 @@ def show(tab: str, image: Any, start: str, method: str, *controls: Any) -> tuple
 
 
 def step(tab: str, curves: on.Curves | None, percent: float) -> Any:
-    """The removal at the position that its slider has now, which may have moved while the curves were computed.
-
-    Example:
-        >>> step("Removal", curves, 25)
-    """
+    """The removal at the position that its slider has now, which may have moved while the curves were computed."""
     return on.removal_tab(curves, percent) if tab == TABS[2] else gr.skip()
 
 
 def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXELS) -> gr.Blocks:
-    """The page, not yet served.
-
-    Example:
-        >>> build().launch()
-    """
+    """The page, not yet served."""
     for model in names():
         with borrow(model):
             pass  # loaded before the first visitor comes
@@ -226,11 +210,7 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
 
 
 def theme() -> gr.themes.Base:
-    """Colours of the figures and the fonts of the system: nothing is fetched.
-
-    Example:
-        >>> page.launch(theme=theme())
-    """
+    """Colours of the figures and the fonts of the system: nothing is fetched."""
     return gr.themes.Default(
         primary_hue="blue",
         neutral_hue="slate",
@@ -243,11 +223,7 @@ def theme() -> gr.themes.Base:
 
 @cache
 def uploads() -> "TemporaryDirectory[str]":
-    """The folder for what is uploaded to this process; it goes when the process ends.
-
-    Example:
-        >>> uploads().name
-    """
+    """The folder for what is uploaded to this process; it goes when the process ends."""
     parent = Path(os.environ.get("GRADIO_TEMP_DIR") or gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     folder = TemporaryDirectory(prefix="infsa-app-", dir=parent, ignore_cleanup_errors=True)
@@ -263,12 +239,7 @@ def serve(
     port: int | None = None,
     open_browser: bool = False,
 ) -> tuple[gr.Blocks, str]:
-    """Serve the page to this machine only; return it and its address at once.
-
-    Example:
-        >>> page, address = serve()
-        >>> page.close()
-    """
+    """Serve the page to this machine only; return it and its address at once."""
     if not max_megapixels > 0:
         raise ValueError(f"max_megapixels must be more than 0, got {max_megapixels!r}")
     if port is not None:
@@ -285,11 +256,7 @@ def serve(
 
 
 def check_free(port: int) -> None:
-    """Refuse a port of this machine that another program listens on, or that may not be used.
-
-    Example:
-        >>> check_free(7860)
-    """
+    """Refuse a port of this machine that another program listens on, or that may not be used."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -59,12 +59,7 @@ def read_picture(path: str | Path) -> Image.Image:
 
 
 def too_large(path: Path) -> bool:
-    """Whether the header of an image promises more pixels than are decoded.
-
-    Example:
-        >>> too_large(Path("photo.jpg"))
-        False
-    """
+    """Whether the header of an image promises more pixels than are decoded."""
     try:
         with Image.open(path) as image:
             return image.width * image.height > MAX_PIXELS
@@ -75,12 +70,7 @@ def too_large(path: Path) -> bool:
 
 
 def data_uri(image: Image.Image) -> str:
-    """A picture as text that a page can hold.
-
-    Example:
-        >>> data_uri(Image.new("RGB", (8, 8)))[:22]
-        'data:image/png;base64,'
-    """
+    """A picture as text that a page can hold."""
     stream = io.BytesIO()
     photo = image.width * image.height > 2**16
     image.save(stream, "JPEG" if photo else "PNG", **({"quality": 88} if photo else {}))

@@ -48,22 +48,13 @@ def token_graph(model: InfViT, images: Tensor, layer: int, head: int | None, gam
 
 
 def check_hops(hops: float) -> None:
-    """Refuse a number of hops that is not 1, 2, ... or infinite.
-
-    Example:
-        >>> check_hops(3)
-    """
+    """Refuse a number of hops that is not 1, 2, ... or infinite."""
     if not (hops == math.inf or (hops >= 1 and hops == int(hops))):
         raise ValueError(f"hops must be a whole number of at least 1, or infinite, got {hops!r}")
 
 
 def walk_scores(graph: AttentionGraph, hops: float) -> Tensor:
-    """Decayed weight of all walks of at most ``hops`` steps that end at each token: Σ_{t ≤ hops} (γAᵀ)^t 1, (N,).
-
-    Example:
-        >>> walk_scores(graph, math.inf).equal(graph.katz_in())
-        True
-    """
+    """Decayed weight of all walks of at most ``hops`` steps that end at each token: Σ_{t ≤ hops} (γAᵀ)^t 1, (N,)."""
     check_hops(hops)
     if math.isinf(hops):
         return graph.katz_in()
@@ -123,11 +114,6 @@ def walk(graph: AttentionGraph, start: int, hops: float = math.inf) -> Walk:
 
 
 def compared(graph: AttentionGraph) -> dict[str, Tensor]:
-    """The centralities that the page shows side by side, (N,) each, by the names it gives them.
-
-    Example:
-        >>> list(compared(graph))[0]
-        'Degree (one hop)'
-    """
+    """The centralities that the page shows side by side, (N,) each, by the names it gives them."""
     scores = graph.centralities()
     return {title: scores[name] for name, title in COMPARED.items()}

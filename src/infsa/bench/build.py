@@ -42,9 +42,6 @@ def build(case: Case, device: torch.device | str) -> Built:
 
     Positions have the resolution of the case; a mechanism's own tables are made for 224 pixels, as in training, and
     resized at every call. Training is forward and backward without an optimiser, which is the same for all.
-
-    Example:
-        >>> build(Case("infsa_linear", depth=1, size=(64, 64), dtype="float32"), "cpu").call()
     """
     torch.manual_seed(0)
     device = torch.device(device)
@@ -58,11 +55,7 @@ def build(case: Case, device: torch.device | str) -> Built:
 
 
 def build_module(case: Case, device: torch.device | str, options: dict[str, Any]) -> nn.Module:
-    """The model or the layer alone, with these options of the mechanism.
-
-    Example:
-        >>> build_module(Case("soft", depth=1), "meta", {})
-    """
+    """The model or the layer alone, with these options of the mechanism."""
     factory: dict[str, Any] = {"device": device, "dtype": getattr(torch, case.dtype)}
     grid = (BASE // case.patch, BASE // case.patch)
     unfused = case.mechanism == "softmax-naive"
@@ -82,12 +75,7 @@ def build_module(case: Case, device: torch.device | str, options: dict[str, Any]
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Parameters with the positions of 224 pixels, whatever the resolution.
-
-    Example:
-        >>> count_parameters(build_module(Case("softmax", heads=16), "meta", {}))
-        52403176
-    """
+    """Parameters with the positions of 224 pixels, whatever the resolution."""
     total = sum(p.numel() for p in module.parameters())
     if not isinstance(module, InfViT) or module.pos_embed is None:
         return total
@@ -96,11 +84,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def make_call(case: Case, run: Any, module: nn.Module, device: torch.device) -> Callable[[], None]:
-    """One pass of ``run``, which is the module or its compiled form, on random inputs.
-
-    Example:
-        >>> make_call(case, module, module, torch.device("cpu"))()
-    """
+    """One pass of ``run``, which is the module or its compiled form, on random inputs."""
     factory: dict[str, Any] = {"device": device, "dtype": getattr(torch, case.dtype)}
     training = case.mode == "train"
     inputs: tuple[Any, ...]

@@ -139,22 +139,12 @@ class Case:
 
 
 def read_case(fields: dict[str, Any]) -> Case:
-    """The inverse of :meth:`Case.as_dict`.
-
-    Example:
-        >>> read_case(Case("soft").as_dict()) == Case("soft")
-        True
-    """
+    """The inverse of :meth:`Case.as_dict`."""
     return Case(**{**fields, "size": tuple(fields["size"])})
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """``1024`` or ``512x768`` (height × width) as a pair.
-
-    Example:
-        >>> parse_size("512x768")
-        (512, 768)
-    """
+    """``1024`` or ``512x768`` (height × width) as a pair."""
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     if not match:
         raise ValueError(f"a resolution is a number of pixels or HEIGHTxWIDTH, got {text!r}")
@@ -162,12 +152,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_config(text: str) -> dict[str, int]:
-    """``4L-64H``, ``12L-12H-768`` or ``12L-12H-768-14`` (layers, heads, width, patch) as arguments of a case.
-
-    Example:
-        >>> parse_config("12L-12H-768")
-        {'depth': 12, 'heads': 12, 'width': 768}
-    """
+    """``4L-64H``, ``12L-12H-768`` or ``12L-12H-768-14`` (layers, heads, width, patch) as arguments of a case."""
     match = re.fullmatch(r"(\d+)L-(\d+)H(?:-(\d+))?(?:-(\d+))?", text)
     if not match:
         raise ValueError(f"a configuration is written like 4L-64H or 12L-12H-768, got {text!r}")

@@ -15,12 +15,7 @@ START = 120.0  # seconds that a start may take
 
 
 class Child:
-    """A worker process that is started when it is asked something, and again after it died.
-
-    Example:
-        >>> with Child("cpu") as child:
-        ...     child.ask({"job": "facts"}, limit=60)["torch"]
-    """
+    """A worker process that is started when it is asked something, and again after it died."""
 
     def __init__(self, device: str, cap: int | None = None, command: tuple[str, ...] = COMMAND) -> None:
         self.options = {"device": device, "cap": cap}

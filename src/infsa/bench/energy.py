@@ -19,33 +19,19 @@ THROTTLE = {  # bits of NVML's clock event reasons that slow a GPU down
 
 
 class Meter:
-    """A counter of joules and its name.
-
-    Example:
-        >>> Meter("nothing", lambda: 0.0).joules()
-        0.0
-    """
+    """A counter of joules and its name."""
 
     def __init__(self, source: str, joules: Callable[[], float]) -> None:
         self.source, self.joules = source, joules
 
 
 def formula_joules(seconds: float, mode: str) -> float:
-    """The paper's energy: 300 W in training, 200 W in inference, times the time.
-
-    Example:
-        >>> formula_joules(0.01, "infer")
-        2.0
-    """
+    """The paper's energy: 300 W in training, 200 W in inference, times the time."""
     return PAPER_WATTS[mode] * seconds
 
 
 def find_meter(device: torch.device, gpu: "Gpu | None" = None) -> Meter | None:
-    """The counter for a device, or None where there is none.
-
-    Example:
-        >>> meter = find_meter(torch.device("cpu"))
-    """
+    """The counter for a device, or None where there is none."""
     if device.type == "cuda":
         return None if gpu is None else gpu.meter()
     return rapl_meter() if device.type == "cpu" else None
@@ -55,9 +41,6 @@ def rapl_meter(root: Path = RAPL) -> Meter | None:
     """The sum over all processor packages; None where the kernel shows no counter, or not to this user.
 
     Counters of a package's parts, and that of the whole platform, would count the same joules again.
-
-    Example:
-        >>> meter = rapl_meter()
     """
     packages = [p for p in sorted(root.glob("intel-rapl:*")) if p.name.count(":") == 1]
     try:
@@ -86,11 +69,7 @@ def _number(path: Path) -> int:
 
 
 def open_gpu(device: torch.device) -> "Gpu | str":
-    """NVML's view of a CUDA device, or in a few words why there is none.
-
-    Example:
-        >>> open_gpu(torch.device("cuda"))
-    """
+    """NVML's view of a CUDA device, or in a few words why there is none."""
     try:
         import pynvml
     except ImportError:
@@ -112,11 +91,7 @@ def _handle(nvml: Any, device: torch.device) -> Any:
 
 
 class Gpu:
-    """Clocks, temperature, power and the energy counter of one GPU.
-
-    Example:
-        >>> Gpu(pynvml, handle).state()["sm_mhz"]
-    """
+    """Clocks, temperature, power and the energy counter of one GPU."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
@@ -156,10 +131,5 @@ def _event_reasons(nvml: Any) -> Callable[[Any], int]:
 
 
 def throttle_names(bits: int) -> list[str]:
-    """The reasons among NVML's bits that slow a GPU down.
-
-    Example:
-        >>> throttle_names(0x04 | 0x01)
-        ['power cap']
-    """
+    """The reasons among NVML's bits that slow a GPU down."""
     return [name for bit, name in THROTTLE.items() if bits & bit]

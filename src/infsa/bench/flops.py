@@ -76,10 +76,6 @@ def attention_formula(case: Case) -> int:
     """Multiply-adds of one attention layer's forward pass, projections included, from its equations.
 
     N tokens, P patches, width D, H heads of width d.
-
-    Example:
-        >>> attention_formula(Case("infsa_linear", size=(224, 224)))
-        221980672
     """
     n, width, heads = case.tokens, case.width, case.heads
     d, patches = width // heads, case.grid[0] * case.grid[1]
@@ -161,11 +157,6 @@ def flop_crossover(a: Case, b: Case, most: int = 2**15) -> int | None:
 
 
 def weights_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's parameters and buffers.
-
-    Example:
-        >>> weights_bytes(torch.nn.Linear(2, 3))
-        36
-    """
+    """Bytes of a module's parameters and buffers."""
     tensors: list[Any] = [*module.parameters(), *module.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -19,11 +19,7 @@ HOST_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot
 
 
 def settle(device: torch.device) -> None:
-    """Give back what is not in use, so that the next peak is that of the next call.
-
-    Example:
-        >>> settle(torch.device("cpu"))
-    """
+    """Give back what is not in use, so that the next peak is that of the next call."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -34,20 +30,12 @@ def settle(device: torch.device) -> None:
 
 
 def used(device: torch.device) -> int | None:
-    """Bytes in use now: the allocator's on a GPU, resident memory elsewhere; None where it cannot be told.
-
-    Example:
-        >>> used(torch.device("cpu"))
-    """
+    """Bytes in use now: the allocator's on a GPU, resident memory elsewhere; None where it cannot be told."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident("VmRSS")
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the peak so far.
-
-    Example:
-        >>> reset_peak(torch.device("cpu"))
-    """
+    """Forget the peak so far."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -58,11 +46,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int | None:
-    """The most bytes in use since :func:`reset_peak`; None where it cannot be told.
-
-    Example:
-        >>> peak(torch.device("cpu"))
-    """
+    """The most bytes in use since :func:`reset_peak`; None where it cannot be told."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident("VmHWM")
 
 
@@ -75,11 +59,7 @@ def _resident(field: str) -> int | None:
 
 
 def cap_memory(device: torch.device, cap: int) -> None:
-    """Let this process use ``cap`` more bytes: of a GPU's memory, or of address space beyond what it has now.
-
-    Example:
-        >>> cap_memory(torch.device("cuda"), 40 * 2**30)  # as on the paper's GPU
-    """
+    """Let this process use ``cap`` more bytes: of a GPU's memory, or of address space beyond what it has now."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         index = torch.cuda.current_device() if device.index is None else device.index  # torch 2.11 asks for one
@@ -92,12 +72,7 @@ def cap_memory(device: torch.device, cap: int) -> None:
 
 
 def resource_of(error: BaseException) -> str | None:
-    """Which memory ran out, or None if the error is of another kind.
-
-    Example:
-        >>> resource_of(MemoryError())
-        'host memory'
-    """
+    """Which memory ran out, or None if the error is of another kind."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(word in text for word in GPU_WORDS):
         return "GPU memory"
@@ -175,12 +150,7 @@ def largest(
 
 
 def next_side(case: Case, side: int, seconds: float, limit: float) -> int:
-    """Twice the side, or less where the multiply-adds say that it would take far longer than the limit.
-
-    Example:
-        >>> next_side(Case("softmax"), 8192, seconds=2.7, limit=3.0)
-        8720
-    """
+    """Twice the side, or less where the multiply-adds say that it would take far longer than the limit."""
     allowed = OVER * limit / seconds * formula(case.at(side))
     sides = range(side + case.patch, 2 * side, case.patch)
     return next((larger for larger in sides if formula(case.at(larger)) > allowed), 2 * side)

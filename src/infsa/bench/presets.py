@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..ops import checks as validate
+from ..ops import checks
 from .cases import NINE, PEERS, Case
 
 Plan = list[list[Case]]
@@ -14,63 +14,35 @@ FUSED = ("softmax-flash", "softmax-cudnn")
 
 
 def pure_names() -> tuple[str, ...]:
-    """Pure InfSA as ``impl="auto"`` runs it, and the Triton kernels beside it as long as that is not what it takes.
-
-    Example:
-        >>> pure_names()
-        ('infsa_pure', 'infsa_pure-triton')
-    """
-    both = validate.HAS_TRITON and not validate.KERNELS_BY_DEFAULT
+    """Pure InfSA as ``impl="auto"`` runs it, and the Triton kernels beside it as long as that is not what it takes."""
+    both = checks.HAS_TRITON and not checks.KERNELS_BY_DEFAULT
     return ("infsa_pure", "infsa_pure-triton") if both else ("infsa_pure",)
 
 
 def fast_pure() -> str:
-    """The faster way to compute Pure InfSA on a GPU.
-
-    Example:
-        >>> fast_pure()
-        'infsa_pure-triton'
-    """
+    """The faster way to compute Pure InfSA on a GPU."""
     return pure_names()[-1]
 
 
 def table_names() -> tuple[str, ...]:
-    """The rows of the table: InfSA and softmax first, unfused and fused, then the peers.
-
-    Example:
-        >>> table_names()[:2]
-        ('infsa_linear', 'softmax-naive')
-    """
+    """The rows of the table: InfSA and softmax first, unfused and fused, then the peers."""
     return ("infsa_linear", "softmax-naive", *FUSED, *pure_names(), *PEERS)
 
 
 def compiled_names() -> tuple[str, ...]:
-    """What is worth compiling: Linear-InfSA, softmax, and Pure InfSA with its kernels, which "auto" leaves out there.
-
-    Example:
-        >>> compiled_names()
-        ('infsa_linear', 'softmax', 'infsa_pure-triton')
+    """What is worth compiling: Linear-InfSA, softmax, and Pure InfSA with its kernels, which "auto" leaves out
+    there.
     """
-    return ("infsa_linear", "softmax", "infsa_pure-triton" if validate.HAS_TRITON else "infsa_pure")
+    return ("infsa_linear", "softmax", "infsa_pure-triton" if checks.HAS_TRITON else "infsa_pure")
 
 
 def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields: Any) -> list[Case]:
-    """One case per mechanism at a square resolution; those in ``energy`` get an energy window too.
-
-    Example:
-        >>> group(["soft", "mlla"], 512, mode="train")[0].key
-        'model/4L-64H/train/512x512/b1/bfloat16/soft'
-    """
+    """One case per mechanism at a square resolution; those in ``energy`` get an energy window too."""
     return [Case(name, size=(side, side), energy=name in energy, **fields) for name in names]
 
 
 def table1() -> Plan:
-    """The paper's Table 1: both configurations, the stress test, compiled models, and what the paper skips.
-
-    Example:
-        >>> len(table1()[0])
-        12
-    """
+    """The paper's Table 1: both configurations, the stress test, compiled models, and what the paper skips."""
     names, few = table_names(), ("infsa_linear", "softmax-naive", "softmax-flash", fast_pure())
     linear = ["infsa_linear"]
     others = (*FUSED, fast_pure(), *PEERS, "softmax-naive")
@@ -95,10 +67,6 @@ def resolution() -> Plan:
     """Latency and memory against resolution, for the crossovers and the slopes; one size is not square.
 
     First what the figures show of inference, then single layers, the ends before the middle; then the rest.
-
-    Example:
-        >>> resolution()[0][0].size
-        (512, 512)
     """
     names = table_names()
     quick = tuple(name for name in names if name not in ("infsa_pure", "softmax-naive") or name == fast_pure())
@@ -115,24 +83,14 @@ def resolution() -> Plan:
 
 
 def limits() -> Plan:
-    """The largest resolution of every mechanism, in inference; in training for some.
-
-    Example:
-        >>> limits()[0][0].limit
-        True
-    """
+    """The largest resolution of every mechanism, in inference; in training for some."""
     some = ("infsa_linear", "softmax-naive", "softmax-flash", "linformer", "agent")
     infer = group(table_names(), 512, limit=True, **FOUR)
     return [[case] for case in (*infer, *group(some, 512, mode="train", limit=True, **FOUR))]
 
 
 def compiled() -> Plan:
-    """What the table leaves out: softmax compiled in training at 4096²; other sizes; deep models and peers at 1024².
-
-    Example:
-        >>> compiled()[0][0].compile
-        'default'
-    """
+    """What the table leaves out: softmax compiled in training at 4096²; other sizes; deep models and peers at 1024²."""
     return [
         group(("softmax",), 4096, mode="train", compile="default", **FOUR),
         *(group(compiled_names(), side, compile="reduce-overhead", **FOUR) for side in (512, 2048, 224)),
@@ -145,10 +103,6 @@ def quick() -> Plan:
     """A few minutes on a small CPU: one attention layer at growing N, and the largest image in 1 GiB.
 
     What is linear in N shows its growth only where its fixed costs no longer matter, so it gets the longer inputs.
-
-    Example:
-        >>> quick()[0][0].part
-        'attention'
     """
     small: dict[str, Any] = {"depth": 1, "heads": 2, "width": 128, "dtype": "float32"}
     square = ("softmax-naive", "softmax", "infsa_pure")

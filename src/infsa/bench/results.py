@@ -120,12 +120,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
 
 def under(terms: Mapping[str, Any], row: Row) -> bool:
-    """Whether a search, finished or not, was made with this memory cap and time limit.
-
-    Example:
-        >>> under({"cap_bytes": None}, {"limit": {"cap_bytes": None, "side": 512}})
-        True
-    """
+    """Whether a search, finished or not, was made with this memory cap and time limit."""
     found = row.get("limit", {})
     return all(name in found and found[name] == value for name, value in terms.items())
 
@@ -137,11 +132,7 @@ def about(case: Case) -> Row:
 
 
 def counted(case: Case) -> Row:
-    """Multiply-adds and FLOPs of a case, per image.
-
-    Example:
-        >>> counted(Case("infsa_linear", size=(224, 224)))["macs"]
-    """
+    """Multiply-adds and FLOPs of a case, per image."""
     found = count(case)
     return {"macs": found.macs, "flops": found.flops, "attention_macs": found.attention_macs}
 
@@ -171,12 +162,7 @@ def measured(
 
 
 def energy_row(answer: Row, batch: int, idle: float) -> Row:
-    """Joules per image from a window's answer; only the reason where there is no counter.
-
-    Example:
-        >>> energy_row({"source": "NVML", "joules": 500.0, "seconds": 5.0, "calls": 100}, 1, 50.0)["joules_per_image"]
-        5.0
-    """
+    """Joules per image from a window's answer; only the reason where there is no counter."""
     if answer.get("source") is None:
         return dict(answer)
     images = answer["calls"] * batch
@@ -191,12 +177,7 @@ def energy_row(answer: Row, batch: int, idle: float) -> Row:
 
 
 def as_csv(rows: Any) -> str:
-    """All rows as one table, a column for each number.
-
-    Example:
-        >>> as_csv([]).startswith("key,mechanism")
-        True
-    """
+    """All rows as one table, a column for each number."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -206,11 +187,7 @@ def as_csv(rows: Any) -> str:
 
 
 def flat(row: Row) -> Row:
-    """A row with one level.
-
-    Example:
-        >>> flat(results.rows[key])["median_ms"]
-    """
+    """A row with one level."""
     case, latency, energy = read_case(row["case"]).as_dict(), row.get("latency_ms", {}), row.get("energy", {})
     limit = row.get("limit", {})
     found = {

@@ -23,12 +23,7 @@ class Slope(NamedTuple):
 
 
 def slope(tokens: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Least squares of log value on log N; None with fewer than three sizes.
-
-    Example:
-        >>> slope([1, 2, 4], [3, 12, 48]).value
-        2.0
-    """
+    """Least squares of log value on log N; None with fewer than three sizes."""
     from scipy import stats
 
     if len(tokens) < 3:
@@ -39,21 +34,13 @@ def slope(tokens: Sequence[float], values: Sequence[float]) -> Slope | None:
 
 
 def finished(rows: Iterable[Row], **fields: Any) -> list[Row]:
-    """Rows with a time whose case has these fields.
-
-    Example:
-        >>> finished(results["rows"].values(), mode="infer", depth=4)
-    """
+    """Rows with a time whose case has these fields."""
     found = [row for row in rows if "latency_ms" in row]
     return [row for row in found if all(row["case"][name] == value for name, value in fields.items())]
 
 
 def series(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict[str, list[tuple[int, float]]]:
-    """Points (N, value) in the order of N, by mechanism.
-
-    Example:
-        >>> series(rows, median)["infsa_linear"]
-    """
+    """Points (N, value) in the order of N, by mechanism."""
     points: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         number = value(row)
@@ -63,31 +50,17 @@ def series(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict[st
 
 
 def median(row: Row) -> float:
-    """A row's median latency in milliseconds.
-
-    Example:
-        >>> median({"latency_ms": {"median": 2.0}})
-        2.0
-    """
+    """A row's median latency in milliseconds."""
     return row["latency_ms"]["median"]
 
 
 def activation_bytes(row: Row) -> float | None:
-    """A row's peak memory without the weights; None where it was not measured.
-
-    Example:
-        >>> activation_bytes({"peak_bytes": 10, "weights_bytes": 4})
-        6
-    """
+    """A row's peak memory without the weights; None where it was not measured."""
     return None if row.get("peak_bytes") is None else row["peak_bytes"] - row["weights_bytes"]
 
 
 def groups_of_sizes(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Finished rows by what they have in common besides mechanism and size, where there are three sizes or more.
-
-    Example:
-        >>> groups_of_sizes(results["rows"].values())
-    """
+    """Finished rows by what they have in common besides mechanism and size, where there are three sizes or more."""
     groups: dict[str, list[Row]] = {}
     for row in finished(rows):
         case = read_case(row["case"])
@@ -102,20 +75,13 @@ def slopes(rows: Iterable[Row], largest: int | None = None) -> dict[str, Slope |
     """The exponent of time, by mechanism, among rows that differ in mechanism and size only.
 
     ``largest``: among so many of the largest sizes, where what every call costs, such as launches, weighs least.
-
-    Example:
-        >>> slopes(rows, largest=3)["infsa_linear"]
     """
     points = {name: found[-largest:] if largest else found for name, found in series(rows, median).items()}
     return {name: slope(*zip(*found, strict=True)) for name, found in points.items()}
 
 
 def memory_slopes(rows: Iterable[Row]) -> dict[str, Slope | None]:
-    """The exponent of the memory of activations, by mechanism.
-
-    Example:
-        >>> memory_slopes(rows)["infsa_linear"]
-    """
+    """The exponent of the memory of activations, by mechanism."""
     return {name: slope(*zip(*points, strict=True)) for name, points in series(rows, activation_bytes).items()}
 
 
@@ -123,10 +89,6 @@ def measured_crossover(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, fl
     """N from which ``a`` is faster than ``b``, by straight lines between the common points in log-log.
 
     The smallest common N if ``a`` is always faster; None if it is not faster at the largest.
-
-    Example:
-        >>> measured_crossover([(1, 4.0), (4, 4.0)], [(1, 2.0), (4, 8.0)])
-        2.0
     """
     times_a, times_b = dict(a), dict(b)
     common = sorted(times_a.keys() & times_b.keys())
@@ -148,10 +110,6 @@ def paper_crossover() -> dict[str, Any]:
     The paper puts it near 512², from 59 GFLOPs at 224² for its own model against a ViT-B/16. ``paper_macs`` takes
     its 59 G as multiply-adds, growing with the patches, and ViT-B/16 as counted: the side where the two meet;
     ``paper_flops`` takes them as twice as many operations.
-
-    Example:
-        >>> paper_crossover()["vit_b"]
-        16
     """
     linear, vit_b = Case("infsa_linear"), Case("softmax", 12, 12, width=768)
     per_token = 59e9 / (224 // 16) ** 2

@@ -13,22 +13,13 @@ DRIFT = 0.05  # share by which the rounds may differ
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a device to finish.
-
-    Example:
-        >>> synchronize(torch.device("cpu"))
-    """
+    """Wait for a device to finish."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def time_calls(call: Callable[[], None], device: torch.device, calls: int) -> list[float]:
-    """Milliseconds of each of so many calls, one after the other: CUDA events on a GPU, a clock elsewhere.
-
-    Example:
-        >>> len(time_calls(lambda: None, torch.device("cpu"), 3))
-        3
-    """
+    """Milliseconds of each of so many calls, one after the other: CUDA events on a GPU, a clock elsewhere."""
     times: list[float] = []
     if device.type != "cuda":
         for _ in range(calls):
@@ -46,11 +37,7 @@ def time_calls(call: Callable[[], None], device: torch.device, calls: int) -> li
 
 
 def median_milliseconds(call: Callable[[], None], device: torch.device, warmups: int, timed: int) -> float:
-    """Median time of a call after some that do not count.
-
-    Example:
-        >>> median_milliseconds(lambda: None, torch.device("cpu"), warmups=1, timed=3)
-    """
+    """Median time of a call after some that do not count."""
     for _ in range(warmups):
         call()
     synchronize(device)
@@ -58,22 +45,12 @@ def median_milliseconds(call: Callable[[], None], device: torch.device, warmups:
 
 
 def calls_for(seconds: float, once_ms: float, most: int = 500) -> int:
-    """How many calls fill a time, between 1 and ``most``.
-
-    Example:
-        >>> calls_for(0.5, once_ms=10)
-        50
-    """
+    """How many calls fill a time, between 1 and ``most``."""
     return max(1, min(most, int(1e3 * seconds / max(once_ms, 1e-3))))
 
 
 def describe(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Median, quartiles and extremes of all times, how many lie far out, and how the rounds' medians moved.
-
-    Example:
-        >>> describe([[1.0, 2.0, 3.0], [2.0, 2.0]])["median"]
-        2.0
-    """
+    """Median, quartiles and extremes of all times, how many lie far out, and how the rounds' medians moved."""
     times = sorted(time for times in rounds for time in times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
     fence = FAR * (high - low)
@@ -99,9 +76,6 @@ def check_gemm(device: torch.device, size: int | None = None) -> dict[str, float
 
     Both alternate in short stretches; ``ratio`` is the median over neighbours, 1 if the harness adds nothing.
     ``tflops`` is what the product reached.
-
-    Example:
-        >>> check_gemm(torch.device("cpu"), 128)["ratio"]
     """
     gpu = device.type == "cuda"
     size = size or (8192 if gpu else 768)

@@ -32,11 +32,7 @@ PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 
 
 class Worker:
-    """One device and the cases that are alive on it.
-
-    Example:
-        >>> Worker("cpu").do({"job": "facts"})["threads"]
-    """
+    """One device and the cases that are alive on it."""
 
     def __init__(self, device: str, cap: int | None = None) -> None:
         self.device = torch.device(device)
@@ -189,11 +185,7 @@ class Worker:
 
 
 def answer_jobs(jobs: TextIO, answers: TextIO, make: Callable[..., Worker] = Worker) -> None:
-    """Answer jobs until there are no more. The first line says on which device, with which memory cap.
-
-    Example:
-        >>> answer_jobs(sys.stdin, sys.stdout)
-    """
+    """Answer jobs until there are no more. The first line says on which device, with which memory cap."""
 
     def tell(answer: Answer) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -209,11 +201,7 @@ def answer_jobs(jobs: TextIO, answers: TextIO, make: Callable[..., Worker] = Wor
 
 
 def serve(make: Callable[..., Worker] = Worker) -> None:
-    """Answer on what was standard output; whatever else prints goes to standard error. Ends with its parent.
-
-    Example:
-        >>> serve()
-    """
+    """Answer on what was standard output; whatever else prints goes to standard error. Ends with its parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -74,12 +74,7 @@ def ablate(
 
 
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
-    """``["gamma=0.3,0.7", "heads=3,12"]`` as names and values.
-
-    Example:
-        >>> parse_grid(["gamma=0.3,0.7"])
-        {'gamma': [0.3, 0.7]}
-    """
+    """``["gamma=0.3,0.7", "heads=3,12"]`` as names and values."""
     grid: dict[str, list[Any]] = {}
     for word in words:
         name, equals, values = word.partition("=")

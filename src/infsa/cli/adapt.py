@@ -95,11 +95,7 @@ def adapt(
 
 
 def stages_table(result: dict[str, Any]) -> FittedTable:
-    """Agreement and accuracy after every stage.
-
-    Example:
-        >>> Console().print(stages_table(adapt(original, converted, plan, "runs/adapt")))
-    """
+    """Agreement and accuracy after every stage."""
     from ..report.table import Rows
 
     rows = [

@@ -58,12 +58,7 @@ def main() -> None:
 
 
 def explanation(error: Exception) -> str:
-    """What an error says to somebody who did not write this program.
-
-    Example:
-        >>> explanation(FileExistsError(17, "File exists", "report"))
-        'report: File exists'
-    """
+    """What an error says to somebody who did not write this program."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, ValueError | OSError | RuntimeError | ImportError):

@@ -126,11 +126,7 @@ def bench(
 
 
 def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], kind: str) -> "Plan":
-    """The rows that the options ask for: presets, thinned out by --mechanism, or all combinations of the axes.
-
-    Example:
-        >>> make_plan(["quick"], {"mechanism": ["soft"]}, {}, "cpu")
-    """
+    """The rows that the options ask for: presets, thinned out by --mechanism, or all combinations of the axes."""
     from ..bench.cases import NINE, VARIANTS, Case, parse_config, parse_size
     from ..bench.presets import PRESETS
 
@@ -162,12 +158,7 @@ def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], 
 
 @contextmanager
 def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over the rows, with the time left; without a terminal, a line for each step.
-
-    Example:
-        >>> with row_progress(Console()) as report:
-        ...     report("softmax, preparing", 0, 12)
-    """
+    """A bar over the rows, with the time left; without a terminal, a line for each step."""
     if not console.is_terminal:
         begin = time.monotonic()
         yield lambda text, done, total: console.print(

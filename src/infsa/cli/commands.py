@@ -30,12 +30,7 @@ COMMANDS = {  # name: the module here, which defines a function of the same name
 
 
 def load(name: str) -> Any:
-    """A command as click sees it, with its options; imports its module.
-
-    Example:
-        >>> [option.name for option in load("info").params]
-        ['as_json']
-    """
+    """A command as click sees it, with its options; imports its module."""
     module = COMMANDS[name]
     alone = typer.Typer(add_completion=False)
     alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
@@ -48,12 +43,7 @@ def load(name: str) -> Any:
 
 
 def summary(name: str) -> str:
-    """The first paragraph of a command's docstring, read from its source.
-
-    Example:
-        >>> summary("info")
-        'Show versions, devices and the available implementations.'
-    """
+    """The first paragraph of a command's docstring, read from its source."""
     module = COMMANDS[name]
     tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -70,11 +70,7 @@ def convert(
 
 
 def plan_table(plan: "ConversionPlan", title: str) -> FittedTable:
-    """A plan for the terminal, without the columns that say no for every layer.
-
-    Example:
-        >>> Console().print(plan_table(infsa.plan_conversion(model), "my model"))
-    """
+    """A plan for the terminal, without the columns that say no for every layer."""
     from ..report.table import Rows
 
     layers = plan.rows()

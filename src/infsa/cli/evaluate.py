@@ -99,12 +99,7 @@ def evaluate(
 
 
 def usual_data(source: str, model: "InfViT") -> str:
-    """The data set that a model belongs to, where none is named: that of its run, or shapes.
-
-    Example:
-        >>> usual_data("runs/photos/model", model)
-        'folder:photos'
-    """
+    """The data set that a model belongs to, where none is named: that of its run, or shapes."""
     from ..data import Shapes
     from ..evaluate.held_out import run_of
     from ..evaluate.matching import match_model
@@ -126,10 +121,6 @@ def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choo
     """How to open a split: its name for the data set, which images to take, and what to say about it.
 
     A folder without splits has those of the run that trained the model on it; ``all`` takes every image.
-
-    Example:
-        >>> part_of("runs/photos/model", "folder:photos", None)[2]
-        'the 120 images that the run held out; --split all takes every image'
     """
     from ..data.folders import without_splits
     from ..evaluate.held_out import chosen, held_out_by
@@ -146,12 +137,7 @@ def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choo
 
 
 def splits_of(data: str, split: str | None) -> list[str | None]:
-    """The splits to evaluate: the named one, the validation split, or every variant of ImageNet-V2 that is there.
-
-    Example:
-        >>> splits_of("shapes", None)
-        ['val']
-    """
+    """The splits to evaluate: the named one, the validation split, or every variant of ImageNet-V2 that is there."""
     from ..data.paths import split_folder
 
     kind, _, path = data.partition(":")

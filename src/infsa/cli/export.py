@@ -48,11 +48,7 @@ def export(
 
 
 def exported_table(done: "Exported") -> Table:
-    """What was written, for the terminal.
-
-    Example:
-        >>> Console().print(exported_table(export_model(model, "model.onnx")))
-    """
+    """What was written, for the terminal."""
     path = Path(done.path)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def at_least(lowest: int) -> Callable[[int], int]:
-    """A callback that refuses numbers below ``lowest``.
-
-    Example:
-        >>> typer.Option(help="Images.", callback=at_least(1))
-    """
+    """A callback that refuses numbers below ``lowest``."""
 
     def check(value: int) -> None:
         if value < lowest:
@@ -31,12 +27,7 @@ def at_least(lowest: int) -> Callable[[int], int]:
 
 
 def chosen_device(name: str) -> "torch.device":
-    """The device by its name; ``auto`` is a GPU where there is one.
-
-    Example:
-        >>> chosen_device("cpu")
-        device(type='cpu')
-    """
+    """The device by its name; ``auto`` is a GPU where there is one."""
     import torch
 
     if name == "auto":
@@ -52,12 +43,7 @@ def chosen_device(name: str) -> "torch.device":
 
 @contextmanager
 def progress_report(console: Console) -> Iterator["Report"]:
-    """A bar for each thing that is measured.
-
-    Example:
-        >>> with progress_report(Console()) as report:
-        ...     report("softmax-0: mean", 32, 500)
-    """
+    """A bar for each thing that is measured."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         tasks: dict[str, int] = {}

@@ -90,12 +90,7 @@ def predict(
 
 
 def summary(done: int, failed: int, ignored: int) -> str:
-    """How it went, in one line.
-
-    Example:
-        >>> summary(598, 2, 0)
-        '598 images classified, 2 could not be read'
-    """
+    """How it went, in one line."""
     words = [f"{done} image{'' if done == 1 else 's'} classified"]
     words += [f"{failed} could not be read"] if failed else []
     words += [f"{ignored} other file{'' if ignored == 1 else 's'} passed over"] if ignored else []
@@ -103,12 +98,7 @@ def summary(done: int, failed: int, ignored: int) -> str:
 
 
 def map_names(files: list[Path]) -> dict[Path, str]:
-    """The name of every file's map: its stem, numbered where several share one.
-
-    Example:
-        >>> map_names([Path("a/1.jpg"), Path("b/1.jpg")]).values()
-        dict_values(['1-1.png', '1-2.png'])
-    """
+    """The name of every file's map: its stem, numbered where several share one."""
     shared, taken = Counter(path.stem for path in files), Counter[str]()
     names = {}
     for path in files:
@@ -118,12 +108,7 @@ def map_names(files: list[Path]) -> dict[Path, str]:
 
 
 def printable(name: object) -> str:
-    """A file's name that any stream takes: bytes that are no text are escaped.
-
-    Example:
-        >>> printable("photo.jpg")
-        'photo.jpg'
-    """
+    """A file's name that any stream takes: bytes that are no text are escaped."""
     return os.fsencode(str(name)).decode("utf-8", "backslashreplace")
 
 

@@ -17,12 +17,7 @@ SET_OTHERWISE = ("model_options", "data_options")
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, Any]:
-    """``["depth=9", "gamma=0.5"]`` as a table; values are numbers, true, false, JSON, or else words.
-
-    Example:
-        >>> parse_pairs(["depth=9", "attention=softmax"])
-        {'depth': 9, 'attention': 'softmax'}
-    """
+    """``["depth=9", "gamma=0.5"]`` as a table; values are numbers, true, false, JSON, or else words."""
     table = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -33,12 +28,7 @@ def parse_pairs(pairs: list[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A number, true, false or JSON if it reads as one, otherwise the word itself.
-
-    Example:
-        >>> parse_value("0.3"), parse_value("relu")
-        (0.3, 'relu')
-    """
+    """A number, true, false or JSON if it reads as one, otherwise the word itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -46,23 +36,13 @@ def parse_value(text: str) -> Any:
 
 
 def comments() -> dict[str, str]:
-    """The comment beside every field of :class:`Recipe`, read from its source, as the option's help.
-
-    Example:
-        >>> comments()["weight_decay"]
-        'not on biases, norms, tokens and positions'
-    """
+    """The comment beside every field of :class:`Recipe`, read from its source, as the option's help."""
     found = re.findall(r"^    (\w+): [^#\n]*?(?:  # (.*))?$", inspect.getsource(Recipe), re.MULTILINE)
     return dict(found)
 
 
 def sections() -> dict[str, str]:
-    """The heading above every field in the source: the panel of its option in the help.
-
-    Example:
-        >>> sections()["lr"]
-        'How long, how fast'
-    """
+    """The heading above every field in the source: the panel of its option in the help."""
     panel, panels = "", {}
     for line in inspect.getsource(Recipe).splitlines():
         if heading := re.fullmatch(r"    # (.+)", line):
@@ -73,12 +53,7 @@ def sections() -> dict[str, str]:
 
 
 def default_of(name: str) -> str:
-    """What a field is without the option: one value, or that of every recipe where they differ.
-
-    Example:
-        >>> default_of("batch_size")
-        'paper 64, deit 1024, tiny 64'
-    """
+    """What a field is without the option: one value, or that of every recipe where they differ."""
     values = {recipe: _written(getattr(fields, name)) for recipe, fields in RECIPES.items()}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
@@ -86,12 +61,7 @@ def default_of(name: str) -> str:
 
 
 def format_of(kind: Any) -> str | None:
-    """How an option is written: its choices, or a list of numbers; None where its type says it.
-
-    Example:
-        >>> format_of(Literal["workers", "resident"])
-        'workers|resident'
-    """
+    """How an option is written: its choices, or a list of numbers; None where its type says it."""
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(typing.get_args(kind))
     return "X,Y,..." if typing.get_origin(kind) is tuple else None
@@ -109,12 +79,7 @@ def _written(value: Any) -> str:
 
 
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``changes`` one option per field of the recipe instead.
-
-    Example:
-        >>> @with_recipe_options
-        ... def train(out: Path, changes: dict[str, Any]) -> None: ...
-    """
+    """Give a command that takes ``changes`` one option per field of the recipe instead."""
     signature = inspect.signature(command)
     own = [p for name, p in signature.parameters.items() if name != "changes"]
     hints, help_texts, panels = typing.get_type_hints(Recipe), comments(), sections()
@@ -151,9 +116,6 @@ def choose_recipe(
         The recipe; a line for each field that gave way to others; the fields that were asked for.
 
     Without a name it is ``finetune`` where there are weights to start from, and ``tiny`` otherwise.
-
-    Example:
-        >>> recipe, notes, asked = choose_recipe("tiny", None, ["depth=4"], [], {"epochs": 1})
     """
     from ..train.fitting import fitted
 
@@ -170,11 +132,7 @@ def choose_recipe(
 
 
 def amended(recipe: Recipe, model_option: list[str], data_option: list[str], changes: dict[str, Any]) -> Recipe:
-    """A recipe changed by the options of the command line.
-
-    Example:
-        >>> amended(recipe, ["gamma=0.5"], [], {"epochs": 10})
-    """
+    """A recipe changed by the options of the command line."""
     tables = {"model_options": parse_pairs(model_option), "data_options": parse_pairs(data_option)}
     merged = {name: {**getattr(recipe, name), **table} for name, table in tables.items() if table}
     return recipe.override({**changes, **merged})

@@ -21,11 +21,7 @@ NUMBER = "+-–~0123456789"  # how the cells of a column of numbers begin
 
 
 class FittedTable:
-    """Rows of words. If no column has to be broken: a table. Otherwise every row as lines, each value with its name.
-
-    Example:
-        >>> Console().print(FittedTable(Rows(["a"], [["1"]]), "numbers"))
-    """
+    """Rows of words. If no column has to be broken: a table. Otherwise every row as lines, each value with its name."""
 
     def __init__(self, rows: "Rows", title: str = "", caption: str = "") -> None:
         self.columns, self.rows = rows.columns, [[str(cell) for cell in row] for row in rows.rows]
@@ -44,12 +40,7 @@ class FittedTable:
             yield Text(self.caption, style="dim italic")
 
     def table(self) -> Table:
-        """As columns, numbers to the right.
-
-        Example:
-            >>> FittedTable(Rows(["a"], [["1"]])).table().row_count
-            1
-        """
+        """As columns, numbers to the right."""
         table = Table(box=SIMPLE_HEAD)
         for index, column in enumerate(self.columns):
             numbers = all(not row[index] or row[index][0] in NUMBER for row in self.rows)
@@ -59,12 +50,7 @@ class FittedTable:
         return table
 
     def lines(self, console: Console, width: int) -> Iterator[str]:
-        """As lines: the first value of a row, and below it the others with the names of their columns.
-
-        Example:
-            >>> list(FittedTable(Rows(["a", "b"], [["1", "2"]])).lines(Console(), 80))
-            ['a: 1', '    b: 2']
-        """
+        """As lines: the first value of a row, and below it the others with the names of their columns."""
         first = ""
         for row in self.rows:
             first = row[0] or first  # an empty cell stands for the one above it
@@ -77,22 +63,12 @@ class FittedTable:
 
 
 def broken(console: Console, line: str, width: int) -> list[str]:
-    """A line that is too long as several, broken between words where possible.
-
-    Example:
-        >>> broken(Console(), "one two three", 8)
-        ['one two', 'three']
-    """
+    """A line that is too long as several, broken between words where possible."""
     return [part.plain.rstrip() for part in Text(line, overflow="fold").wrap(console, max(1, width))]
 
 
 def packed(words: list[str], width: int) -> list[str]:
-    """Words side by side, as many to a line as fit.
-
-    Example:
-        >>> packed(["a: 1", "b: 2", "c: 3"], 12)
-        ['a: 1   b: 2', 'c: 3']
-    """
+    """Words side by side, as many to a line as fit."""
     lines: list[str] = []
     for word in words:
         if lines and cell_len(lines[-1]) + len(GAP) + cell_len(word) <= width:

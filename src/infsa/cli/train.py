@@ -162,12 +162,7 @@ def result_table(result: dict[str, Any]) -> Table:
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """Numbers as a row of bars, the highest full.
-
-    Example:
-        >>> sparkline([0.0, 0.5, 1.0])
-        '▁▅█'
-    """
+    """Numbers as a row of bars, the highest full."""
     chosen = values if len(values) <= width else [values[i * len(values) // width] for i in range(width)]
     low, high = min(chosen), max(chosen)
     return "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in chosen)

@@ -35,12 +35,7 @@ _READ: WeakKeyDictionary[type[nn.Module], tuple[frozenset[str], int]] = WeakKeyD
 
 
 def signs_in_names(module: nn.Module) -> str | None:
-    """The projections of queries and keys that a module itself has, in words, whatever their names look like.
-
-    Example:
-        >>> signs_in_names(torch.nn.ModuleDict({"w_q": torch.nn.Linear(2, 2), "w_k": torch.nn.Linear(2, 2)}))
-        'it has projections w_q, w_k'
-    """
+    """The projections of queries and keys that a module itself has, in words, whatever their names look like."""
     names = [
         *dict(module.named_children()),
         *(name for name, p in module.named_parameters(recurse=False) if is_lazy(p) or p.dim() > 1),
@@ -55,12 +50,7 @@ def signs_in_names(module: nn.Module) -> str | None:
 
 
 def roles_of(name: str) -> frozenset[str]:
-    """Which of q, k and v a projection with this name makes, as far as its words say.
-
-    Example:
-        >>> sorted(roles_of("to_kv")), sorted(roles_of("Wqkv")), sorted(roles_of("squeeze"))
-        (['k', 'v'], ['k', 'q', 'v'], [])
-    """
+    """Which of q, k and v a projection with this name makes, as far as its words say."""
     found = (_ROLE.fullmatch(word) for word in _words(name))
     return frozenset(
         letter for match in found if match for letter in (match[1] if match[2] else match[1][0]) if letter != "s"
@@ -77,12 +67,7 @@ def _words(name: str) -> list[str]:
 
 
 def signs_in_code(module: nn.Module) -> str | None:
-    """The attention that a module's own code computes, in words: a kernel for it, or softmax between two products.
-
-    Example:
-        >>> signs_in_code(torch.nn.Softmax(-1)) is None
-        True
-    """
+    """The attention that a module's own code computes, in words: a kernel for it, or softmax between two products."""
     names, products = _code_of(module)
     held = (value.func if isinstance(value, partial) else value for value in vars(module).values() if callable(value))
     kernel = next((name for name in (*names, *_names(held)) if _KERNEL.fullmatch(name)), None)
@@ -98,10 +83,6 @@ def is_gate(module: nn.Module) -> bool:
 
     Its code, and that of the modules inside it, has a sigmoid, and neither softmax nor a product of two tensors; there
     are no projections of queries and keys.
-
-    Example:
-        >>> is_gate(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.Sigmoid()))
-        True
     """
     read = [_code_of(part) for part in module.modules()]
     if any(products or _softmax(names) or any(map(_KERNEL.fullmatch, names)) for names, products in read):

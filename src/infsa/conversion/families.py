@@ -56,23 +56,13 @@ class Family(ABC):
 
 
 def families() -> list[Family]:
-    """The adapters of the libraries that are imported: a model cannot come from any other.
-
-    Example:
-        >>> families()[0].name
-        'torch'
-    """
+    """The adapters of the libraries that are imported: a model cannot come from any other."""
     present = [module for library, module in ADAPTERS.items() if library in sys.modules]
     return [importlib.import_module(f"{__package__}.{module}").FAMILY for module in present]
 
 
 def family_named(name: str) -> Family:
-    """The adapter with a name.
-
-    Example:
-        >>> family_named("torch").name
-        'torch'
-    """
+    """The adapter with a name."""
     for family in families():
         if family.name == name:
             return family
@@ -86,20 +76,10 @@ _PARTS = frozenset(
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module that no adapter knows has the name or the parts of an attention layer.
-
-    Example:
-        >>> looks_like_attention(torch.nn.Linear(2, 2))
-        False
-    """
+    """Whether a module that no adapter knows has the name or the parts of an attention layer."""
     return bool(_NAME.search(type(module).__name__)) or has_parts(module)
 
 
 def has_parts(module: nn.Module) -> bool:
-    """Whether a module itself, not one inside it, has the projections of an attention layer.
-
-    Example:
-        >>> has_parts(torch.nn.MultiheadAttention(2, 1)), has_parts(torch.nn.TransformerEncoderLayer(2, 1))
-        (True, False)
-    """
+    """Whether a module itself, not one inside it, has the projections of an attention layer."""
     return not _PARTS.isdisjoint({*dict(module.named_children()), *dict(module.named_parameters(recurse=False))})

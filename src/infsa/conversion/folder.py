@@ -13,11 +13,7 @@ NOTES = {"layers": TABLE, "partial": FLAG}
 
 
 def read_folder(folder: str | Path) -> tuple[Any, dict[str, Any], Header]:
-    """The class of a folder's configuration, the fields and notes in it, and the header of all its tensors.
-
-    Example:
-        >>> config, fields, header = read_folder("folder")
-    """
+    """The class of a folder's configuration, the fields and notes in it, and the header of all its tensors."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give one that save_pretrained wrote; nothing is fetched")
@@ -29,11 +25,7 @@ def read_folder(folder: str | Path) -> tuple[Any, dict[str, Any], Header]:
 
 
 def read_config(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The class of a folder's configuration and its plain fields; a folder that leads elsewhere is refused.
-
-    Example:
-        >>> config, fields = read_config(Path("folder"))
-    """
+    """The class of a folder's configuration and its plain fields; a folder that leads elsewhere is refused."""
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: its adapter_config.json asks for another model, which a file may not choose")
     for file in sorted(folder.iterdir()):

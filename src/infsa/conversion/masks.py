@@ -13,10 +13,6 @@ def key_mask_only(attn_mask: Tensor | None, batch: int, tokens: int, layer: str)
     """A mask that says no more than which tokens are padding, as (B, N); any other is refused, naming the layer.
 
     This is what Linear-InfSA can keep. Rows of padding may hold anything.
-
-    Example:
-        >>> key_mask_only(torch.tensor([[[[0.0, -torch.inf]]]]), 1, 2, "blocks.0.attn")
-        tensor([[ True, False]])
     """
     if attn_mask is None:
         return None

@@ -90,11 +90,7 @@ TORCHVISION = {
 
 
 def permitted_facts(asked: Any, where: str) -> dict[str, Any]:
-    """What a file says of the conversion, if it says no more than it may.
-
-    Example:
-        >>> permitted_facts({"source": "timm:deit_tiny_patch16_224", "layers": {...}}, "model.safetensors: its header")
-    """
+    """What a file says of the conversion, if it says no more than it may."""
     facts = {"source": "", "options": {}, "buffers": {}, **permitted(asked, FACTS, where)}
     if not facts.get("layers"):
         raise ValueError(f"{where} must name the converted layers, got {brief(facts.get('layers'))}")
@@ -105,10 +101,8 @@ def permitted_facts(asked: Any, where: str) -> dict[str, Any]:
 
 
 def check_source(source: str, options: dict[str, Any], where: str) -> None:
-    """Refuse a source that is not an architecture which its library brings along, and options that are none of sizes.
-
-    Example:
-        >>> check_source("timm:deit_tiny_patch16_224", {"num_classes": 10}, "model.safetensors: its header")
+    """Refuse a source that is not an architecture which its library brings along, and options that are none of
+    sizes.
     """
     library, _, name = source.partition(":") if ":" in source else ("timm", "", source)
     if library == "timm" and _is_timm(name):

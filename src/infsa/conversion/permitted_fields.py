@@ -62,24 +62,14 @@ LEFT_OUT = ("_name_or_path", "model_type", "transformers_version", "task_specifi
 
 
 def config_class(name: Any) -> Any:
-    """The class of configurations for a model type; None if transformers has no such type.
-
-    Example:
-        >>> config_class("vit").__name__
-        'ViTConfig'
-    """
+    """The class of configurations for a model type; None if transformers has no such type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[name] if isinstance(name, str) and name in CONFIG_MAPPING else None
 
 
 def has_layers(config: Any) -> bool:
-    """Whether models with such configurations have layers that can be converted.
-
-    Example:
-        >>> has_layers(ViTConfig)
-        True
-    """
+    """Whether models with such configurations have layers that can be converted."""
     from .huggingface.classes import CLASSES, INSIDE
 
     spec = importlib.util.find_spec(config.__module__.replace(".configuration_", ".modeling_"))
@@ -94,10 +84,6 @@ def permitted_fields(asked: Any, config: Any, where: str, folder: bool = False) 
 
     What ``save_pretrained`` writes (``folder``) holds more: fields of other versions, which must be plain too, and
     notes, which are left out of the result.
-
-    Example:
-        >>> permitted_fields({"hidden_size": 192}, ViTConfig, "model.safetensors: its header")
-        {'hidden_size': 192}
     """
     if not isinstance(asked, dict):
         raise ValueError(f"{where} must hold a table of names and values, got {brief(asked)}")

@@ -165,12 +165,7 @@ def _row(layer: LayerPlan, settings: Settings) -> dict[str, str]:
 
 
 def kind_of(module: nn.Module) -> str:
-    """The full name of a module's class.
-
-    Example:
-        >>> kind_of(torch.nn.Linear(2, 2))
-        'torch.nn.modules.linear.Linear'
-    """
+    """The full name of a module's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

@@ -11,11 +11,6 @@ class Snapshot:
     """Classes and attributes of a model's modules and configurations, and the values of some of its tensors.
 
     Tensors that are not named keep their values by themselves; they are held, not copied.
-
-    Example:
-        >>> before = Snapshot(model, [])
-        >>> infsa.convert(model, inplace=True)
-        >>> before.restore()  # as if nothing had happened
     """
 
     def __init__(self, model: nn.Module, tensors: Iterable[Tensor]) -> None:

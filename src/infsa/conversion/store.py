@@ -153,12 +153,7 @@ def _warn_if_refused(path: Path, source: str, options: dict[str, Any]) -> None:
 
 
 def read_conversion(path: str | Path) -> dict[str, Any]:
-    """What a file of :func:`save_converted` says of itself: source, options, settings of each layer.
-
-    Example:
-        >>> read_conversion("deit-pure.safetensors")["source"]
-        'timm:deit_tiny_patch16_224'
-    """
+    """What a file of :func:`save_converted` says of itself: source, options, settings of each layer."""
     return _conversion(read_header(weight_file(path)))
 
 

@@ -16,11 +16,6 @@ def fold(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """The tied projection nearest to a pair, head by head: (H, d, D) twice -> (H, d, D), and what was lost (H,).
 
     The second result is ‖WᵀW − W_Qᵀ W_K‖ / ‖W_Qᵀ W_K‖ in Frobenius norm: 0 where the head was tied, at most 1.
-
-    Example:
-        >>> w = torch.randn(4, 16, 64)
-        >>> fold(w, w)[1]  # a tied head loses nothing
-        tensor([0., 0., 0., 0.])
     """
     width = query.shape[1]
     q, k = query.detach().double(), key.detach().double()

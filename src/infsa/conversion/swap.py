@@ -19,13 +19,7 @@ ONE_NORM = "parts that a window shift brings together do not attend to each othe
 
 
 class Swapped(nn.Module):
-    """What converted layers share; a subclass also inherits the class it takes the place of, its ``original``.
-
-    Example:
-        >>> layer = infsa.convert(timm.layers.Attention(64, 4))
-        >>> isinstance(layer, Swapped), isinstance(layer, timm.layers.Attention)
-        (True, True)
-    """
+    """What converted layers share; a subclass also inherits the class it takes the place of, its ``original``."""
 
     original: type[nn.Module]
     infsa_layer: LayerPlan
@@ -107,12 +101,7 @@ def swap_class(module: Any, new: type[Swapped], heads: int, settings: Settings) 
 
 
 def new_decay(module: nn.Module, heads: int, settings: Settings) -> Decay:
-    """The decay of a layer, where its parameters are and of their type.
-
-    Example:
-        >>> new_decay(layer, 4, Settings(gamma=0.9))()
-        0.9
-    """
+    """The decay of a layer, where its parameters are and of their type."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     place = {} if like is None else {"device": like.device, "dtype": like.dtype}
     return Decay(heads, settings.gamma, settings.learn_gamma, **place).train(module.training)  # type: ignore[arg-type]

@@ -14,13 +14,7 @@ from .settings import Settings
 
 
 class SwappedMultiheadAttention(MultiheadAttention):
-    """A ``torch.nn.MultiheadAttention`` that became InfSA in place; its errors name the layer.
-
-    Example:
-        >>> layer = infsa.convert(torch.nn.MultiheadAttention(64, 4, batch_first=True))
-        >>> layer(x, x, x)[0].shape
-        torch.Size([2, 10, 64])
-    """
+    """A ``torch.nn.MultiheadAttention`` that became InfSA in place; its errors name the layer."""
 
     infsa_layer: LayerPlan
     infsa_settings: Settings
@@ -98,9 +92,6 @@ class SwappedDecoderLayer(nn.TransformerDecoderLayer):
     """A ``torch.nn.TransformerDecoderLayer`` whose cross-attention knows the padding and causality of its targets.
 
     Softmax needs neither, because its rows do not share a norm.
-
-    Example:
-        >>> type(infsa.convert(torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(64, 4), 1)).layers[0])
     """
 
     def forward(

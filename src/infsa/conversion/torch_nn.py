@@ -23,12 +23,7 @@ OPTIONS = ("variant", "norm", "pool_queries", "activation", "chunk_size", "eps",
 
 
 class TorchNN(Family):
-    """The adapter for ``torch.nn``.
-
-    Example:
-        >>> infsa.plan_conversion(torch.nn.Transformer(64, 4, 2, 2)).layers[0].family
-        'torch'
-    """
+    """The adapter for ``torch.nn``."""
 
     name = "torch"
 

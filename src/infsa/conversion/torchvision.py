@@ -22,10 +22,6 @@ class WindowAttention(Swapped, ShiftedWindowAttention):
 
     Parts that a shift brings together do not see each other, and the padding of incomplete windows is hidden (softmax
     attends to it). The relative position bias is added to the scores before φ.
-
-    Example:
-        >>> infsa.convert(torchvision.models.swin_t())(torch.randn(1, 3, 224, 224)).shape
-        torch.Size([1, 1000])
     """
 
     original: type[nn.Module] = ShiftedWindowAttention
@@ -68,12 +64,7 @@ class WindowAttention(Swapped, ShiftedWindowAttention):
 
 
 class WindowAttentionV2(WindowAttention, ShiftedWindowAttentionV2):
-    """Swin V2's shifted windows as Pure InfSA: cosine scores, scaled and biased as in the original, then φ.
-
-    Example:
-        >>> infsa.convert(torchvision.models.swin_v2_t())(torch.randn(1, 3, 256, 256)).shape
-        torch.Size([1, 1000])
-    """
+    """Swin V2's shifted windows as Pure InfSA: cosine scores, scaled and biased as in the original, then φ."""
 
     original = ShiftedWindowAttentionV2
 
@@ -123,12 +114,7 @@ CLASSES: dict[type[nn.Module], type[WindowAttention]] = {
 
 
 class Torchvision(Family):
-    """The adapter for torchvision.
-
-    Example:
-        >>> infsa.plan_conversion(torchvision.models.swin_t()).layers[0].family
-        'torchvision'
-    """
+    """The adapter for torchvision."""
 
     name = "torchvision"
 

@@ -14,13 +14,7 @@ META, TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 
 
 class Devkit:
-    """The development kit, unpacked or as the .tar.gz that is published.
-
-    Example:
-        >>> kit = Devkit(Path("ILSVRC2012_devkit_t12.tar.gz"))
-        >>> kit.wnids[1], kit.validation()["ILSVRC2012_val_00000001"]
-        ('n02119789', 'n01751748')
-    """
+    """The development kit, unpacked or as the .tar.gz that is published."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,21 +22,12 @@ class Devkit:
 
     @classmethod
     def find(cls, folders: Sequence[Path]) -> "Devkit | None":
-        """The kit in one of the folders, if it is there.
-
-        Example:
-            >>> Devkit.find([Path("imagenet")])
-        """
+        """The kit in one of the folders, if it is there."""
         paths = (folder / name for folder in folders for name in (NAME, f"{NAME}.tar.gz"))
         return next((cls(path) for path in paths if path.exists()), None)
 
     def validation(self) -> dict[str, str]:
-        """The WordNet id of every validation image, by the stem of its file.
-
-        Example:
-            >>> kit.validation()["ILSVRC2012_val_00000001"]
-            'n01751748'
-        """
+        """The WordNet id of every validation image, by the stem of its file."""
         found = {}
         for place, word in enumerate(self._content(TRUTH).decode("ascii").split(), start=1):
             if not (word.isdigit() and int(word) in self.wnids):

@@ -113,11 +113,7 @@ TEXTURES: dict[str, Callable[[Plane, Plane], Mask]] = {
 
 
 def direction(rng: np.random.Generator) -> tuple[float, float]:
-    """A random unit vector, uniform on the circle.
-
-    Example:
-        >>> x, y = direction(keyed_generator(0))
-    """
+    """A random unit vector, uniform on the circle."""
     while True:
         x, y = (2 * rng.random(2) - 1).tolist()
         if 0.01 < x * x + y * y <= 1:
@@ -126,30 +122,18 @@ def direction(rng: np.random.Generator) -> tuple[float, float]:
 
 
 def rotated(x: Plane, y: Plane, unit: tuple[float, float], scale: float) -> tuple[Plane, Plane]:
-    """Coordinates along ``unit`` and across it, in multiples of ``scale``; x (1, w) and y (h, 1) give two (h, w).
-
-    Example:
-        >>> u, v = rotated(x - 32, y - 32, (0.6, 0.8), scale=10.0)
-    """
+    """Coordinates along ``unit`` and across it, in multiples of ``scale``; x (1, w) and y (h, 1) give two (h, w)."""
     cos, sin = unit[0] / scale, unit[1] / scale
     return x * cos + y * sin, y * cos - x * sin
 
 
 def outline_mask(name: str, x: Plane, y: Plane, unit: tuple[float, float], radius: float) -> Mask:
-    """Which pixels lie inside an outline around the origin; x (1, w), y (h, 1), mask (h, w).
-
-    Example:
-        >>> mask = outline_mask("star", x - 32, y - 32, (1.0, 0.0), radius=20.0)
-    """
+    """Which pixels lie inside an outline around the origin; x (1, w), y (h, 1), mask (h, w)."""
     inside, across, down = OUTLINES[name]
     u, v = rotated(x, y, unit, radius)
     return inside(across * u, down * v)
 
 
 def texture_mask(name: str, x: Plane, y: Plane, unit: tuple[float, float], period: float) -> Mask:
-    """Which pixels of a two-coloured texture take the first colour; x (1, w), y (h, 1), mask (h, w).
-
-    Example:
-        >>> mask = texture_mask("checked", x, y, (0.6, 0.8), period=6.0)
-    """
+    """Which pixels of a two-coloured texture take the first colour; x (1, w), y (h, 1), mask (h, w)."""
     return TEXTURES[name](*rotated(x, y, unit, period))

@@ -125,11 +125,7 @@ class ImageFolder(ImageFiles):
 
 
 def scan_classes(folder: Path, labels: dict[str, int]) -> tuple[list[tuple[str, int]], list[str]]:
-    """The images of class folders with their labels, in order, and the names of the files that are no images.
-
-    Example:
-        >>> files, left_out = scan_classes(Path("photos"), {"cat": 0, "dog": 1})
-    """
+    """The images of class folders with their labels, in order, and the names of the files that are no images."""
     found, left_out = dict[str, int](), list[str]()
     for place in _visible(folder):
         if not place.is_dir():
@@ -153,12 +149,7 @@ def _visible(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def without_splits(data: str) -> bool:
-    """Whether a data set is a folder with neither a training nor a validation folder inside.
-
-    Example:
-        >>> without_splits("folder:photos")
-        True
-    """
+    """Whether a data set is a folder with neither a training nor a validation folder inside."""
     kind, _, path = data.partition(":")
     root = Path(path)
     return kind == "folder" and root.is_dir() and not (split_folder(root, "train") or split_folder(root, "val"))

@@ -11,12 +11,7 @@ from .paths import is_image
 
 @dataclass
 class Listing:
-    """What was found: files in order, each once, and what stands for none with the reason.
-
-    Example:
-        >>> list_images(["photos", "more/*.png"]).files[0]
-        PosixPath('photos/1.jpg')
-    """
+    """What was found: files in order, each once, and what stands for none with the reason."""
 
     files: list[Path] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # what was asked for, and why it is not there
@@ -27,10 +22,6 @@ def list_images(sources: Iterable[str | Path]) -> Listing:
     """Files as they are named, the images in folders and the folders inside them, and what patterns match.
 
     Hidden files and folders are passed over. A file that is named is listed whatever its ending is.
-
-    Example:
-        >>> len(list_images(["photos"]).files)
-        600
     """
     found = Listing()
     seen: dict[Path, None] = {}

@@ -23,9 +23,6 @@ class Batches:
         dataset: map-style.
         workers: processes that read; 0: this one does.
         options: for the DataLoader.
-
-    Example:
-        >>> for batch in Batches(views, workers=2, batch_size=32, collate_fn=collate): ...
     """
 
     def __init__(self, dataset: Dataset[Any], workers: int = 0, **options: Any) -> None:
@@ -48,12 +45,7 @@ class Batches:
 
 
 def as_raised(error: Exception) -> Exception:
-    """The error of a worker without the traceback that torch puts into its message; other errors as they are.
-
-    Example:
-        >>> as_raised(ValueError("Caught ValueError in DataLoader worker process 0.\\nOriginal ...\\nValueError: odd"))
-        ValueError('odd')
-    """
+    """The error of a worker without the traceback that torch puts into its message; other errors as they are."""
     head, *lines = str(error).rstrip().splitlines() or [""]
     if not lines or "in DataLoader worker process" not in head:
         return error
@@ -62,11 +54,7 @@ def as_raised(error: Exception) -> Exception:
 
 
 def obey_parent_only(worker: int) -> None:
-    """Make a worker ignore stop signals from anyone but the process that started it; ``worker_init_fn`` of a loader.
-
-    Example:
-        >>> DataLoader(views, num_workers=2, worker_init_fn=obey_parent_only)
-    """
+    """Make a worker ignore stop signals from anyone but the process that started it; ``worker_init_fn`` of a loader."""
     parent = multiprocessing.parent_process()
     if parent is None or not hasattr(signal, "sigwaitinfo"):  # macOS does not say who sent a signal
         return

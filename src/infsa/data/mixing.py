@@ -30,9 +30,6 @@ def mix_pairs(
         prob: probability that a pair is mixed.
         key: what the draws depend on.
         share: (i, n) if these images are the i-th of n equal shares of a batch with this key.
-
-    Example:
-        >>> images, targets = mix_pairs(images, targets, mixup=0.8, cutmix=1.0, prob=1.0, key=(seed, step))
     """
     batch, _, height, width = images.shape
     if batch % 2:

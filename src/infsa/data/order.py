@@ -15,11 +15,6 @@ class Order:
     Every epoch is a permutation of the images keyed by (seed, epoch); images left over after the last full batch wait
     for another epoch. A step's batch is cut into ``accumulate`` parts and every part over the ranks, so that the same
     images meet in the same step however many processes share the work.
-
-    Example:
-        >>> order = Order(images=10, batch_size=4, seed=0)
-        >>> order.steps_per_epoch, order.batch(5)[0]  # step 5 is in epoch 2
-        (2, 2)
     """
 
     def __init__(
@@ -38,20 +33,12 @@ class Order:
         return keyed_generator("order", self.seed, epoch).permutation(self.images)
 
     def batch(self, step: int) -> tuple[int, NDArray[np.int64]]:
-        """The epoch of a step and the images of its whole batch.
-
-        Example:
-            >>> epoch, indices = order.batch(0)
-        """
+        """The epoch of a step and the images of its whole batch."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return epoch, self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
 
     def parts(self, start: int, end: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """(epoch, images) of this rank, part after part, from step ``start`` up to ``end``.
-
-        Example:
-            >>> for epoch, indices in order.parts(start=0, end=order.steps_per_epoch): ...
-        """
+        """(epoch, images) of this rank, part after part, from step ``start`` up to ``end``."""
         for step in range(start, end):
             epoch, indices = self.batch(step)
             for part in indices.reshape(self.accumulate, self.world, -1):

@@ -62,10 +62,6 @@ def held_out(dataset: SkippingDataset, share: float, seed: int = 0) -> NDArray[n
 
     An image is chosen by a hash of its name and the seed, so the choice does not depend on the order of the files, and
     further images change it little.
-
-    Example:
-        >>> held_out(ImageFolder("photos"), share=0.2).sum()
-        120
     """
     if not 0 < share < 1:
         raise ValueError(f"a share must lie between 0 and 1, got {share}")
@@ -118,12 +114,7 @@ def fingerprint(dataset: ImageDataset) -> list[tuple[str, int, str]]:
 
 
 def what_changed(before: Sequence[Sequence[object]], now: Sequence[Sequence[object]]) -> str:
-    """What differs between two fingerprints, in one line; empty if nothing does.
-
-    Example:
-        >>> what_changed([("cat", 3, "a")], [("cat", 4, "b"), ("dog", 2, "c")])
-        "class 'dog' is new; 'cat' had 3 images and has 4"
-    """
+    """What differs between two fingerprints, in one line; empty if nothing does."""
     old, new = ({str(name): tuple(rest) for name, *rest in rows} for rows in (before, now))
     lines = [f"class {name!r} is new" for name in new if name not in old]
     lines += [f"class {name!r} is gone" for name in old if name not in new]

@@ -15,12 +15,7 @@ ALIASES = {"train": ("train", "training"), "val": ("val", "validation", "valid",
 
 
 class Names(Sequence[str]):
-    """Many names in two arrays: quick to hand to a worker, and not copied page by page after a fork.
-
-    Example:
-        >>> Names(["cat/1.jpg", "dog/7.png"])[1]
-        'dog/7.png'
-    """
+    """Many names in two arrays: quick to hand to a worker, and not copied page by page after a fork."""
 
     def __init__(self, names: Iterable[str]) -> None:
         encoded = [os.fsencode(name) for name in names]
@@ -42,66 +37,39 @@ class Names(Sequence[str]):
 
 
 def split_names(split: str) -> tuple[str, ...]:
-    """What a split may be called in files and folders.
-
-    Example:
-        >>> split_names("train")
-        ('train', 'training')
-    """
+    """What a split may be called in files and folders."""
     return ALIASES.get(split, (split,))
 
 
 def check_split(split: str) -> None:
-    """Refuse what is neither the training nor the validation split.
-
-    Example:
-        >>> check_split("val")
-    """
+    """Refuse what is neither the training nor the validation split."""
     if split not in ALIASES:
         raise ValueError(f"split must be one of {list(ALIASES)}, got {split!r}")
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """The folder of a split inside ``root``, or None; one that holds images itself is a class of that name.
-
-    Example:
-        >>> split_folder(Path("photos"), "val")
-        PosixPath('photos/validation')
-    """
+    """The folder of a split inside ``root``, or None; one that holds images itself is a class of that name."""
     folders = (root / name for name in split_names(split))
     return next((path for path in folders if path.is_dir() and not any(map(is_image, os.listdir(path)))), None)
 
 
 def existing_folder(path: str | Path) -> Path:
-    """The path, if a folder is there.
-
-    Example:
-        >>> existing_folder("photos")
-        PosixPath('photos')
-    """
+    """The path, if a folder is there."""
     if not Path(path).is_dir():
         raise FileNotFoundError(f"no folder at {path}")
     return Path(path)
 
 
 def existing_file(path: str | Path) -> Path:
-    """The path, if a file is there.
-
-    Example:
-        >>> existing_file("shard.npz")
-        PosixPath('shard.npz')
-    """
+    """The path, if a file is there."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {path}")
     return Path(path)
 
 
 def class_folders(root: Path, empty: bool = False) -> list[Path]:
-    """The folders inside ``root`` in text order, hidden ones left out; one without images is refused unless ``empty``.
-
-    Example:
-        >>> [folder.name for folder in class_folders(Path("photos"))]
-        ['cat', 'dog']
+    """The folders inside ``root`` in text order, hidden ones left out; one without images is refused unless
+    ``empty``.
     """
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not folders:
@@ -114,74 +82,40 @@ def class_folders(root: Path, empty: bool = False) -> list[Path]:
 
 @cache
 def image_endings() -> frozenset[str]:
-    """How the names of files end that Pillow reads, in lower case.
-
-    Example:
-        >>> {".jpg", ".webp", ".tif"} <= image_endings()
-        True
-    """
+    """How the names of files end that Pillow reads, in lower case."""
     Image.init()
     kinds = Image.OPEN.keys() - RECOGNISED_ONLY
     return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in kinds)
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is called like an image that Pillow reads; hidden files are not.
-
-    Example:
-        >>> is_image("n01440764_18.JPEG"), is_image("._1.jpg")
-        (True, False)
-    """
+    """Whether a file is called like an image that Pillow reads; hidden files are not."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in image_endings()
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names as people count, 2 before 10; those that differ in case alone in text order.
-
-    Example:
-        >>> in_order(["10", "2", "b", "A"])
-        ['2', '10', 'A', 'b']
-    """
+    """Names as people count, 2 before 10; those that differ in case alone in text order."""
     return sorted(names, key=lambda name: (natural_key(name), name))
 
 
 def images_below(folder: Path) -> Iterator[Path]:
-    """The images in a folder and in the folders inside it, hidden ones and linked folders left out.
-
-    Example:
-        >>> sorted(images_below(Path("photos")))
-    """
+    """The images in a folder and in the folders inside it, hidden ones and linked folders left out."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(place, name) for name in files if is_image(name) and readable_kind(Path(place, name)))
 
 
 def readable_kind(path: Any) -> bool:
-    """Whether a path or entry is a file or a link, even a broken one, and not a pipe, which would never end.
-
-    Example:
-        >>> readable_kind(Path("photos/1.jpg"))
-        True
-    """
+    """Whether a path or entry is a file or a link, even a broken one, and not a pipe, which would never end."""
     return path.is_file() or (path.is_symlink() and not path.is_dir())
 
 
 def shown(name: str) -> str:
-    """A name as one printable line: control characters, and bytes that are not text, are escaped.
-
-    Example:
-        >>> print(shown("two\\nlines"))
-        two\\nlines
-    """
+    """A name as one printable line: control characters, and bytes that are not text, are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
-    """The first few of many names, and how many more there are.
-
-    Example:
-        >>> few(["a", "b", "c", "d", "e"])
-        'a, b, c and 2 more'
-    """
+    """The first few of many names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(map(shown, names[:limit])) + more

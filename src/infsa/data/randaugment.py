@@ -61,11 +61,7 @@ def rand_augment(
 
 
 def moved(image: Image.Image, boxes: BoxArray, matrix: Matrix, fill: Colour = GREY) -> tuple[Image.Image, BoxArray]:
-    """Image and boxes under an affine map of the plane whose origin is the centre of the image.
-
-    Example:
-        >>> image, boxes = moved(image, boxes, (1, 0, 10, 0, 1, 0))  # ten pixels to the right
-    """
+    """Image and boxes under an affine map of the plane whose origin is the centre of the image."""
     a, b, c, d, e, f = matrix
     x, y = image.width / 2, image.height / 2
     linear, shift = np.array([[a, b], [d, e]]), np.array([c + x, f + y])

@@ -22,11 +22,7 @@ GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, SplitMix64's step
 
 
 def mixed_bits(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 tensors: a bijection of 64-bit words that scatters neighbours.
-
-    Example:
-        >>> mixed_bits(torch.arange(3))
-    """
+    """SplitMix64's finaliser on int64 tensors: a bijection of 64-bit words that scatters neighbours."""
     x = (x ^ _shifted(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
     x = (x ^ _shifted(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB
     return x ^ _shifted(x, 31)
@@ -37,21 +33,12 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def view_key(seed: int, epoch: int) -> Tensor:
-    """A 64-bit word for (seed, epoch).
-
-    Example:
-        >>> view_key(0, 3)
-    """
+    """A 64-bit word for (seed, epoch)."""
     return mixed_bits(mixed_bits(torch.tensor(seed) + GOLDEN) + torch.tensor(epoch) * GOLDEN)
 
 
 def keyed_uniforms(key: Tensor, indices: Tensor, count: int = DRAWS) -> Tensor:
-    """Uniform numbers in [0, 1) that depend on a key and on the index, (B, count) float32.
-
-    Example:
-        >>> keyed_uniforms(view_key(seed=0, epoch=3), torch.tensor([17, 4])).shape
-        torch.Size([2, 16])
-    """
+    """Uniform numbers in [0, 1) that depend on a key and on the index, (B, count) float32."""
     rows = mixed_bits(key + indices.to(torch.int64) * GOLDEN)
     columns = torch.arange(1, count + 1, device=indices.device) * GOLDEN
     return (_shifted(mixed_bits(rows[:, None] + columns), 40)).float() / 2**24
@@ -70,10 +57,6 @@ class ResidentViews:
 
     The area and ratio of a crop are drawn once and its sides kept within the image, where :class:`TrainTransform` draws
     up to ten times, so the two do not give the same views.
-
-    Example:
-        >>> views = ResidentViews(*load_resident(Shapes(), size=64), seed=0)
-        >>> images, labels = views.batch(epoch=0, indices=torch.arange(128))
     """
 
     def __init__(
@@ -107,11 +90,7 @@ class ResidentViews:
         return len(self.images)
 
     def batch(self, epoch: int, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The views of ``indices`` in ``epoch``, (B, 3, size, size) float32, and their labels.
-
-        Example:
-            >>> images, labels = views.batch(0, torch.tensor([3, 1]))
-        """
+        """The views of ``indices`` in ``epoch``, (B, 3, size, size) float32, and their labels."""
         indices = indices.to(self.images.device, non_blocking=True)
         key = view_key(self.seed, epoch).to(indices.device, non_blocking=True)
         return self._seen(self.images[indices], keyed_uniforms(key, indices)), self.labels[indices]
@@ -166,11 +145,7 @@ def load_resident(
     interpolation: str = "bicubic",
     tell: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decode a whole data set to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop.
-
-    Example:
-        >>> images, labels = load_resident(Shapes(samples=1000), size=64)
-    """
+    """Decode a whole data set to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop."""
     plain = Views(dataset, ValTransform(size, mean=(0, 0, 0), std=(1, 1, 1), interpolation=interpolation))
     images = torch.empty(len(plain), 3, size, size, dtype=torch.uint8)
     labels = torch.empty(len(plain), dtype=torch.int64)

@@ -27,11 +27,7 @@ Colour = NDArray[np.float32]  # (3,), 0 to 255
 
 
 class Drawing(NamedTuple):
-    """Pixels (size, size, 3) uint8 and the mask (size, size) of the object's visible pixels.
-
-    Example:
-        >>> pixels, mask = Shapes(size=64).draw(0)
-    """
+    """Pixels (size, size, 3) uint8 and the mask (size, size) of the object's visible pixels."""
 
     pixels: NDArray[np.uint8]
     mask: Mask
@@ -99,12 +95,7 @@ class Shapes:
 
 
 def box_of_mask(mask: Mask) -> BoxArray:
-    """The smallest box around the True pixels of a mask (h, w), as (1, 4), or (0, 4) if there are none.
-
-    Example:
-        >>> box_of_mask(np.eye(5, dtype=bool)).tolist()
-        [[0.0, 0.0, 5.0, 5.0]]
-    """
+    """The smallest box around the True pixels of a mask (h, w), as (1, 4), or (0, 4) if there are none."""
     columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
     if not len(columns):
         return np.zeros((0, 4), np.float32)

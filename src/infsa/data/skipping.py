@@ -164,12 +164,7 @@ class SkippingDataset(ABC):
 
 
 def numbered(names: Sequence[str], classes: Sequence[str], origin: str) -> list[int]:
-    """The label of each class name, or one line about a name that is no class.
-
-    Example:
-        >>> numbered(["dog", "cat"], ["cat", "dog"], "photos/val")
-        [1, 0]
-    """
+    """The label of each class name, or one line about a name that is no class."""
     labels = {name: label for label, name in enumerate(classes)}
     unknown = sorted(set(names) - set(labels))
     if unknown:
@@ -178,12 +173,7 @@ def numbered(names: Sequence[str], classes: Sequence[str], origin: str) -> list[
 
 
 def left_out_note(dataset: object) -> str:
-    """One line about the files of a data set that are no images; empty if there are none.
-
-    Example:
-        >>> left_out_note(ImageFolder("photos"))
-        '2 files left out, in no format that Pillow reads: cat/notes.txt, dog/film.mp4'
-    """
+    """One line about the files of a data set that are no images; empty if there are none."""
     names: Sequence[str] = getattr(dataset, "left_out", ())
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
     return f"{files} left out, in no format that Pillow reads: {few(names)}" if names else ""

@@ -15,11 +15,7 @@ from .skipping import SkipLog, SkippingDataset
 
 
 class Member(NamedTuple):
-    """A file inside a tar: its name, where its bytes start, how many there are, and the bytes if they were wanted.
-
-    Example:
-        >>> Member("0001.cls", offset=512, size=1, content=b"7")
-    """
+    """A file inside a tar: its name, where its bytes start, how many there are, and the bytes if they were wanted."""
 
     name: str
     offset: int
@@ -34,10 +30,6 @@ def members(path: str | Path, start: int = 0, wanted: Callable[[str], bool] = la
         path: of the tar.
         start: where the tar starts in its file, for a tar inside another.
         wanted: which contents to read.
-
-    Example:
-        >>> [member.name for member in members("train-0000.tar")]
-        ['0001.jpg', '0001.cls']
     """
     try:
         with open(path, "rb") as file:

@@ -154,10 +154,8 @@ def transform_for(config: dict[str, Any], train: bool, **options: Any) -> Transf
 def random_crop(
     rng: np.random.Generator, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a random crop; ten attempts at the area and ratio, then the largest centred one.
-
-    Example:
-        >>> random_crop(keyed_generator(0), (500, 375), (0.08, 1.0), (3 / 4, 4 / 3))
+    """Left, top, width and height of a random crop; ten attempts at the area and ratio, then the largest
+    centred one.
     """
     width, height = size
     for _ in range(10):
@@ -171,11 +169,7 @@ def random_crop(
 
 
 def jittered(rng: np.random.Generator, image: Image.Image, strengths: Sequence[float]) -> Image.Image:
-    """Brightness, contrast, saturation and (if a fourth strength is given) hue, changed in random order.
-
-    Example:
-        >>> image = jittered(keyed_generator(0), image, (0.4, 0.4, 0.4))
-    """
+    """Brightness, contrast, saturation and (if a fourth strength is given) hue, changed in random order."""
     amounts = [rng.uniform(-strength, strength) for strength in strengths]
     for which in rng.permutation(len(strengths)).tolist():
         if strengths[which] and which == 3:
@@ -197,11 +191,7 @@ def _plain(image: Image.Image, which: int) -> Image.Image:
 
 
 def erase_rectangle(rng: np.random.Generator, tensor: torch.Tensor) -> None:
-    """Replace a rectangle of 2 to 33 % of the tensor (3, h, w) by normal noise, in place.
-
-    Example:
-        >>> erase_rectangle(keyed_generator(0), tensor)
-    """
+    """Replace a rectangle of 2 to 33 % of the tensor (3, h, w) by normal noise, in place."""
     _, height, width = tensor.shape
     left, top, w, h = random_crop(rng, (width, height), (0.02, 1 / 3), (0.3, 1 / 0.3))
     noise = rng.standard_normal((3, h, w), np.float32)
@@ -209,12 +199,7 @@ def erase_rectangle(rng: np.random.Generator, tensor: torch.Tensor) -> None:
 
 
 def normalised_values(mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
-    """What each byte becomes in each channel, (3, 256): there are so few that a table is quicker than arithmetic.
-
-    Example:
-        >>> normalised_values((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))[0, [0, 255]].tolist()
-        [-1.0, 1.0]
-    """
+    """What each byte becomes in each channel, (3, 256): there are so few that a table is quicker than arithmetic."""
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise ValueError(f"mean and std must be three numbers, std above 0, got {tuple(mean)} and {tuple(std)}")
     greys = torch.arange(256, dtype=torch.uint8).div(255).expand(3, 1, 256)
@@ -222,12 +207,7 @@ def normalised_values(mean: Sequence[float], std: Sequence[float]) -> NDArray[np
 
 
 def normalised(image: Image.Image, values: NDArray[np.float32]) -> torch.Tensor:
-    """An RGB image as a tensor (3, h, w) of ``values`` (3, 256).
-
-    Example:
-        >>> normalised(image, normalised_values(mean, std)).dtype
-        torch.float32
-    """
+    """An RGB image as a tensor (3, h, w) of ``values`` (3, 256)."""
     channels = np.asarray(image).transpose(2, 0, 1)  # (3, h, w)
     return torch.from_numpy(np.stack([table.take(channel) for table, channel in zip(values, channels, strict=True)]))
 
@@ -245,13 +225,7 @@ def check_view(
     jitter: Sequence[float] = (0.0, 0.0, 0.0),
     erase: float = 0.0,
 ) -> None:
-    """Refuse what no training view can be made with; see :class:`TrainTransform`.
-
-    Example:
-        >>> check_view(flip=2)
-        Traceback (most recent call last):
-        ValueError: flip must be a probability, got 2
-    """
+    """Refuse what no training view can be made with; see :class:`TrainTransform`."""
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
     if not 0 < scale[0] <= scale[1] <= 1:
@@ -266,11 +240,7 @@ def check_view(
 
 
 def check_interpolation(interpolation: str) -> None:
-    """Refuse a resampling that does not exist.
-
-    Example:
-        >>> check_interpolation("bicubic")
-    """
+    """Refuse a resampling that does not exist."""
     if interpolation not in RESAMPLING:
         raise ValueError(f"interpolation must be one of {list(RESAMPLING)}, got {interpolation!r}")
 

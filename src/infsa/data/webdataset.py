@@ -130,12 +130,7 @@ def _label(tar: Path, files: dict[str, Member], field: str) -> str | None:
 
 
 def find_shards(pattern: str) -> list[Path]:
-    """The tars that a pattern names: a folder with all below it, one file, or names with braces.
-
-    Example:
-        >>> [path.name for path in find_shards("data/train-{08..10}.tar")]
-        ['train-08.tar', 'train-09.tar', 'train-10.tar']
-    """
+    """The tars that a pattern names: a folder with all below it, one file, or names with braces."""
     if os.path.isdir(pattern):
         found = sorted(Path(pattern).rglob("*.tar"))
         if not found:
@@ -150,12 +145,7 @@ def find_shards(pattern: str) -> list[Path]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a pattern with ``{first..last}`` or ``{this,that}`` stands for.
-
-    Example:
-        >>> expand_braces("{train,val}-{08..09}.tar")
-        ['train-08.tar', 'train-09.tar', 'val-08.tar', 'val-09.tar']
-    """
+    """The names that a pattern with ``{first..last}`` or ``{this,that}`` stands for."""
     parts = re.split(r"\{([^{}]*)\}", pattern)  # text and what stands in braces, in turn
     if any(brace in text for text in parts[::2] for brace in "{}"):
         raise ValueError(f"braces must be closed and not nested, got {pattern!r}")
@@ -174,12 +164,7 @@ def _options(braced: str) -> list[str]:
 
 
 def shards_of(tars: list[Path], split: str, pattern: str) -> list[Path]:
-    """The shards of a split, told by the words in their names.
-
-    Example:
-        >>> shards_of([Path("set-train-0.tar"), Path("set-validation-0.tar")], "val", "set")
-        [PosixPath('set-validation-0.tar')]
-    """
+    """The shards of a split, told by the words in their names."""
     found = _marked(tars, split)
     if not found and split == "train" and not _marked(tars, "val"):
         return tars

@@ -86,12 +86,7 @@ class Accuracy:
 
 
 def unique_names(classes: Sequence[str]) -> list[str]:
-    """Class names with the index added where one occurs twice (ImageNet has two *cranes* and two *maillots*).
-
-    Example:
-        >>> unique_names(["crane", "cat", "crane"])
-        ['crane (0)', 'cat', 'crane (2)']
-    """
+    """Class names with the index added where one occurs twice (ImageNet has two *cranes* and two *maillots*)."""
     return [f"{name} ({i})" if classes.count(name) > 1 else name for i, name in enumerate(classes)]
 
 
@@ -103,11 +98,7 @@ def validation_loader(
     rank: int = 0,
     world: int = 1,
 ) -> Batches:
-    """Batches of every ``world``-th image from ``rank`` on: together the ranks see each image once.
-
-    Example:
-        >>> loader = validation_loader(open_dataset("shapes", "val"), ValTransform(64))
-    """
+    """Batches of every ``world``-th image from ``rank`` on: together the ranks see each image once."""
     views: Any = Views(dataset, transform)
     if world > 1:
         views = Subset(views, range(rank, len(views), world))

@@ -50,13 +50,7 @@ class Alignment(NamedTuple):
 
 
 def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys (B, H, N, d) of an attention layer for its input x (B, N, D).
-
-    Example:
-        >>> q, k = queries_and_keys(infsa.nn.LinearInfSA(192, 12), torch.randn(2, 65, 192))
-        >>> q is k
-        True
-    """
+    """Queries and keys (B, H, N, d) of an attention layer for its input x (B, N, D)."""
     if isinstance(module, LinearInfSA | PureInfSA | QKVAttention):
         q, k, *_ = module._project(x)
         return q, k
@@ -68,12 +62,7 @@ def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_queries(module: nn.Module) -> bool:
-    """Whether :func:`queries_and_keys` understands a module: this project's layers, and timm's ``Attention``.
-
-    Example:
-        >>> has_queries(infsa.nn.PureInfSA(192, 3))
-        True
-    """
+    """Whether :func:`queries_and_keys` understands a module: this project's layers, and timm's ``Attention``."""
     known = isinstance(module, LinearInfSA | PureInfSA | QKVAttention)
     return known or (isinstance(getattr(module, "qkv", None), nn.Linear) and hasattr(module, "num_heads"))
 

@@ -16,11 +16,7 @@ BETWEEN_CHECKS = 20  # steps of the solver between two looks at the residual
 
 
 def check_fill(fill: str) -> None:
-    """Refuse an unknown fill.
-
-    Example:
-        >>> check_fill("mean")
-    """
+    """Refuse an unknown fill."""
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {list(FILLS)}, got {fill!r}")
 
@@ -58,12 +54,7 @@ def replacement(
 
 
 def pixels(removed: Tensor, patch: tuple[int, int]) -> Tensor:
-    """A patch mask (B, h, w) as a pixel mask (B, 1, H, W).
-
-    Example:
-        >>> pixels(torch.ones(1, 2, 3, dtype=torch.bool), (8, 8)).shape
-        torch.Size([1, 1, 16, 24])
-    """
+    """A patch mask (B, h, w) as a pixel mask (B, 1, H, W)."""
     return removed.repeat_interleave(patch[0], 1).repeat_interleave(patch[1], 2).unsqueeze(1)
 
 

@@ -12,23 +12,13 @@ HELD_OUT_FILE = "held-out.json"
 
 
 def run_of(model: str | Path) -> Path | None:
-    """The folder of the run that a saved model belongs to, or that is given for it, or None.
-
-    Example:
-        >>> run_of("runs/photos/model")
-        PosixPath('runs/photos')
-    """
+    """The folder of the run that a saved model belongs to, or that is given for it, or None."""
     place = Path(model).resolve()
     return next((folder for folder in (place, *place.parents[:3]) if (folder / "recipe.json").is_file()), None)
 
 
 def held_out_by(model: str | Path, data: str) -> list[str]:
-    """The names of the images of ``data`` that a model's run kept from training; none if it trained on other data.
-
-    Example:
-        >>> held_out_by("runs/photos/model", "folder:photos")[0]
-        'cat/12.jpg'
-    """
+    """The names of the images of ``data`` that a model's run kept from training; none if it trained on other data."""
     run = run_of(model)
     if run is None or not (run / HELD_OUT_FILE).is_file():
         return []
@@ -39,11 +29,7 @@ def held_out_by(model: str | Path, data: str) -> list[str]:
 
 
 def chosen(dataset: ImageDataset, names: Collection[str], inside: bool = True) -> ImageDataset:
-    """The images of a data set that have one of the names, or the others.
-
-    Example:
-        >>> val = chosen(ImageFolder("photos"), held_out_by("runs/photos/model", "folder:photos"))
-    """
+    """The images of a data set that have one of the names, or the others."""
     assert isinstance(dataset, SkippingDataset)
     wanted = [(dataset.name(index) in names) == inside for index in range(len(dataset))]
     return Part(dataset, np.flatnonzero(wanted))

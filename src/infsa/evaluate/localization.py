@@ -131,11 +131,7 @@ def _extent(marked: Tensor) -> Tensor:
 
 
 class Curve(NamedTuple):
-    """Points of a curve, x and y (n,) each.
-
-    Example:
-        >>> x, y = roc_curve(scores, positive)
-    """
+    """Points of a curve, x and y (n,) each."""
 
     x: Tensor
     y: Tensor
@@ -175,10 +171,5 @@ def _counts(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 def stack_labels(
     boxes: Sequence[BoxArray], size: tuple[int, int], grid: tuple[int, int], rule: str = "centre"
 ) -> Tensor:
-    """:func:`patch_labels` of several images, flattened: (B, N).
-
-    Example:
-        >>> stack_labels(batch.boxes, (64, 64), (8, 8)).shape
-        torch.Size([32, 64])
-    """
+    """:func:`patch_labels` of several images, flattened: (B, N)."""
     return torch.stack([patch_labels(one, size, grid, rule).flatten() for one in boxes])

@@ -26,11 +26,7 @@ SPARE = 1.25  # more than the sum of the tensors
 
 
 def check_methods(methods: Sequence[str]) -> None:
-    """Refuse an unknown method.
-
-    Example:
-        >>> check_methods(["last", "rollout"])
-    """
+    """Refuse an unknown method."""
     for method in methods:
         if method not in METHODS:
             raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
@@ -189,12 +185,7 @@ def _check_room(
 
 
 def token_bytes(model: InfViT, area: int, method: str) -> float:
-    """About how much memory a patch of ``area`` pixels takes at the peak: its pixels, its tokens, the MLP.
-
-    Example:
-        >>> token_bytes(create_model("infvit_linear_tiny"), 64, "last")
-        16320.0
-    """
+    """About how much memory a patch of ``area`` pixels takes at the peak: its pixels, its tokens, the MLP."""
     width, hidden = model.embed_dim, model.get_parameter("blocks.0.mlp.fc1.weight").shape[0]
     floats = 9 * area + 6 * width + 2 * hidden
     kept = len(model.blocks) if method == "gradient" else 1  # what a backward pass needs

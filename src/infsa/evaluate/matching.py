@@ -16,12 +16,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Match:
-    """The classes that are evaluated, and which of them each class of the data is.
-
-    Example:
-        >>> match_classes(["cat", "dog"], ["dog"]).labels
-        array([1])
-    """
+    """The classes that are evaluated, and which of them each class of the data is."""
 
     classes: list[str]  # names of the model's outputs
     labels: NDArray[np.int64]  # for every class of the data the model's, or UNKNOWN
@@ -29,12 +24,7 @@ class Match:
 
 
 def match_model(model: InfViT, data: Sequence[str]) -> Match:
-    """The classes of a data set among those of a model, whose names may be missing.
-
-    Example:
-        >>> match_model(load_model("runs/photos/model"), dataset.classes).notes
-        []
-    """
+    """The classes of a data set among those of a model, whose names may be missing."""
     names = class_names(model)
     return match_classes(names if names != [f"class {i}" for i in range(len(names))] else len(names), data)
 
@@ -45,10 +35,6 @@ def match_classes(model: Sequence[str] | int, data: Sequence[str]) -> Match:
     Args:
         model: the names of its classes, or how many it has.
         data: the names in the data set.
-
-    Example:
-        >>> match_classes(["cat", "goldfish, Carassius auratus"], ["Goldfish"]).labels
-        array([1])
     """
     in_order = np.arange(len(data))
     count = model if isinstance(model, int) else len(model)

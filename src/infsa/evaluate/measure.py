@@ -114,11 +114,7 @@ def _predict(model: InfViT, images: Tensor) -> tuple[Tensor, Tensor]:
 def removal_records(
     model: InfViT, batch: Batch, settings: Removal, mean: Sequence[float], std: Sequence[float]
 ) -> list[Record]:
-    """Prediction and raw curves of every image; images outside the convention have a prediction only.
-
-    Example:
-        >>> removal_records(model, batch, Removal(), mean, std)[0]["curves"]["last"]["morf"]
-    """
+    """Prediction and raw curves of every image; images outside the convention have a prediction only."""
     images = batch.images.to(next(model.parameters()).device)
     predicted, probability = _predict(model, images)
     kept = probability >= settings.min_probability
@@ -199,11 +195,7 @@ def _uniform(keys: Sequence[tuple[str | int, ...]], length: int, device: torch.d
 
 
 def box_records(model: InfViT, batch: Batch, settings: Boxes) -> list[Record]:
-    """The maps and the boxes of every image; :func:`infsa.evaluate.summarise_boxes` compares them.
-
-    Example:
-        >>> box_records(model, batch, Boxes())[0]["maps"]["last"]
-    """
+    """The maps and the boxes of every image; :func:`infsa.evaluate.summarise_boxes` compares them."""
     images = batch.images.to(next(model.parameters()).device)
     predicted, _ = _predict(model, images)
     names = dict.fromkeys([*settings.methods, "random"])
@@ -221,11 +213,7 @@ def box_records(model: InfViT, batch: Batch, settings: Boxes) -> list[Record]:
 
 
 def alignment_records(model: InfViT, batch: Batch, settings: Aligning) -> list[Record]:
-    """Agreement with the Perron vector of every head of every layer for every image.
-
-    Example:
-        >>> alignment_records(model, batch, Aligning())[0]["layers"]["blocks.5.attn"]["cosine"]["a"]
-    """
+    """Agreement with the Perron vector of every head of every layer for every image."""
     found = align(model, batch.images.to(next(model.parameters()).device), settings.steps)
     layers = {name: layer.cpu() for name, layer in found.items()}
     return [

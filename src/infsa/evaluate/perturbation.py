@@ -46,12 +46,7 @@ def removal_ranks(scores: Tensor, tie_break: Tensor) -> Tensor:
 
 
 def has_ties(scores: Tensor) -> Tensor:
-    """Whether two patches of a map have the same score: (B, N) -> (B,).
-
-    Example:
-        >>> has_ties(torch.tensor([[0.0, 0.0, 1.0], [0.1, 0.2, 0.7]]))
-        tensor([ True, False])
-    """
+    """Whether two patches of a map have the same score: (B, N) -> (B,)."""
     ordered = scores.sort(-1).values
     return (ordered[:, 1:] == ordered[:, :-1]).any(-1)
 

@@ -26,12 +26,7 @@ NO_BOXES = np.zeros((0, 4), np.float32)
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model makes of one file: its likeliest classes, or the reason why there are none.
-
-    Example:
-        >>> next(predict_files(model, [Path("photo.jpg")])).classes[0]
-        ('goldfish', 0.87)
-    """
+    """What a model makes of one file: its likeliest classes, or the reason why there are none."""
 
     file: Path
     classes: list[tuple[str, float]]  # likeliest first, with probabilities
@@ -132,9 +127,6 @@ def predict_files(
         batch_size: images of the model's own size at a time; fewer where they are larger.
         maps: whether to compute maps as well.
         workers: threads that read images.
-
-    Example:
-        >>> for found in predict_files(load_model("runs/photos"), list_images(["new"]).files): print(found.classes[0])
     """
     if top_k < 1 or batch_size < 1 or workers < 1:
         raise ValueError(f"top_k, batch_size and workers must be 1 or more, got {(top_k, batch_size, workers)}")

@@ -30,12 +30,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def numbers(tensor: Tensor) -> list[float]:
-    """A vector as a list of the shortest decimals that give the same float32 numbers back.
-
-    Example:
-        >>> numbers(torch.tensor([0.1, 0.25]))
-        [0.1, 0.25]
-    """
+    """A vector as a list of the shortest decimals that give the same float32 numbers back."""
     return [float(str(value)) for value in tensor.detach().cpu().numpy().astype(np.float32)]
 
 

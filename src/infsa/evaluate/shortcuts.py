@@ -12,32 +12,17 @@ POSITION_FREE = ("softmax", "infsa_pure", "infsa_linear", "mean", "energy")  # s
 
 
 def is_plain(model: nn.Module) -> TypeGuard[InfViT]:
-    """Whether :func:`token_logits` gives a model's logits: an InfViT that classifies its last layer.
-
-    Example:
-        >>> is_plain(infsa.create_model("vit_tiny"))
-        True
-    """
+    """Whether :func:`token_logits` gives a model's logits: an InfViT that classifies its last layer."""
     return isinstance(model, InfViT) and model.readout == "last" and isinstance(model.blocks[-1], Block)
 
 
 def can_shorten(model: nn.Module) -> TypeGuard[InfViT]:
-    """Whether tokens can be left out of a model's sequence; otherwise its ``patch_mask`` hides them.
-
-    Example:
-        >>> can_shorten(infsa.create_model("vit_tiny", attention="agent"))
-        False
-    """
+    """Whether tokens can be left out of a model's sequence; otherwise its ``patch_mask`` hides them."""
     return is_plain(model) and model.attention in POSITION_FREE
 
 
 def token_logits(model: InfViT, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Logits of embedded tokens x (B, N, D); where the class token decides, the last MLP sees it alone.
-
-    Example:
-        >>> torch.allclose(token_logits(model, *model.embed(images)), model(images), atol=1e-5)
-        True
-    """
+    """Logits of embedded tokens x (B, N, D); where the class token decides, the last MLP sees it alone."""
     prefix = model.num_prefix_tokens
     for block in model.blocks[:-1]:
         x = block(x, grid, prefix)
@@ -53,10 +38,6 @@ def logits_without(model: InfViT, tokens: Tensor, kept: Tensor) -> Tensor:
     """Logits (R, classes) of sequences that hold the prefix tokens and the patches ``kept`` (R, n) only, n ≥ 1.
 
     ``tokens`` (R, N, D) comes from ``model.embed``: patches keep the positions of the whole image.
-
-    Example:
-        >>> tokens, _ = model.embed(images)
-        >>> logits_without(model, tokens, torch.tensor([[3, 9, 27]]))
     """
     prefix = model.num_prefix_tokens
     first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)

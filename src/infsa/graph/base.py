@@ -20,10 +20,6 @@ class TokenGraph:
         gamma: the decay γ.
         residuals: relative residual of every solved or iterated result so far, by measure; an answer is
             never better than this number says.
-
-    Example:
-        >>> TokenGraph([[0.0, 1.0], [1.0, 0.0]]).spectral_radius()
-        1.0
     """
 
     gamma: float
@@ -57,11 +53,6 @@ class TokenGraph:
 
         Up to `max_dense` tokens Â is stored in float64. Beyond, it is only ever applied to vectors, by
         `infsa.pure_attention`: in float64 for float64 q, otherwise in float32, with memory linear in N.
-
-        Example:
-            >>> q = torch.ones(3, 2)
-            >>> round(TokenGraph.from_qk(q, q).spectral_radius(), 4)
-            1.0
         """
         check_query_key(q, k, activation, eps, max_dense)
         graph = cls.__new__(cls)
@@ -73,22 +64,12 @@ class TokenGraph:
 
     @property
     def size(self) -> int:
-        """Number of tokens N.
-
-        Example:
-            >>> TokenGraph([[0.0, 1.0], [1.0, 0.0]]).size
-            2
-        """
+        """Number of tokens N."""
         return len(self._operator.ones)
 
     @property
     def is_dense(self) -> bool:
-        """Whether Â is stored, rather than applied from queries and keys.
-
-        Example:
-            >>> TokenGraph([[1.0]]).is_dense
-            True
-        """
+        """Whether Â is stored, rather than applied from queries and keys."""
         return isinstance(self._operator, DenseOperator)
 
     def __repr__(self) -> str:
@@ -96,23 +77,13 @@ class TokenGraph:
         return f"{type(self).__name__}(tokens={self.size}, gamma={self.gamma:g}, {kind})"
 
     def spectral_radius(self) -> float:
-        """ρ(A), the largest modulus of an eigenvalue; 0 if and only if the graph has no cycle.
-
-        Example:
-            >>> TokenGraph([[0.0, 1.0], [0.0, 0.0]]).spectral_radius()
-            0.0
-        """
+        """ρ(A), the largest modulus of an eigenvalue; 0 if and only if the graph has no cycle."""
         rho, _ = self._perron_pair("right")
         self.residuals["spectral_radius"] = self.residuals["eigenvector_right"]
         return rho
 
     def spectral_ratio(self) -> float:
-        """|λ₂| / |λ₁|: how much of a second direction survives each hop; 1 for a periodic graph, 0 if N = 1.
-
-        Example:
-            >>> TokenGraph([[0.0, 1.0], [1.0, 0.0]]).spectral_ratio()
-            1.0
-        """
+        """|λ₂| / |λ₁|: how much of a second direction survives each hop; 1 for a periodic graph, 0 if N = 1."""
         rho = self.spectral_radius()
         self._need_cycle(rho)
         if self.size == 1:
@@ -132,10 +103,6 @@ class TokenGraph:
 
         On a reducible graph it is one such vector; a graph without a cycle has none. Matrix-free, ρ keeps
         only half its digits in the rare case of equally strong components that lead to one another.
-
-        Example:
-            >>> TokenGraph([[0.0, 4.0], [1.0, 0.0]]).eigenvector()
-            tensor([0.3333, 0.6667], dtype=torch.float64)
         """
         check_choice("side", side, SIDES)
         rho, vector = self._perron_pair(side)

@@ -15,19 +15,10 @@ class Centralities(TokenGraph):
     """Degree, Katz, eigenvector, PageRank and TokenRank of every token, (N,) each.
 
     "In" scores say how much a token is attended to, "out" scores how much it attends.
-
-    Example:
-        >>> Centralities([[0.0, 1.0], [0.0, 0.0]]).degree("in")
-        tensor([0., 1.], dtype=torch.float64)
     """
 
     def degree(self, side: str = "in") -> Tensor:
-        """One-hop score (N,): column sums (`"in"`), row sums (`"out"`) or both added (`"total"`).
-
-        Example:
-            >>> Centralities([[0.0, 1.0], [3.0, 0.0]]).degree("out")
-            tensor([1., 3.], dtype=torch.float64)
-        """
+        """One-hop score (N,): column sums (`"in"`), row sums (`"out"`) or both added (`"total"`)."""
         check_choice("side", side, ("in", "out", "total"))
         ones = self._operator.ones
         if side == "total":
@@ -35,51 +26,27 @@ class Centralities(TokenGraph):
         return self._operator.left(ones) if side == "in" else self._operator.right(ones)
 
     def katz_in(self) -> Tensor:
-        """Katz centrality (I − γAᵀ)^{-1} 1 (N,): decayed weight of all walks that end at each token.
-
-        Example:
-            >>> Centralities([[0.0, 1.0], [0.0, 0.0]], gamma=0.5).katz_in()
-            tensor([1.0000, 1.5000], dtype=torch.float64)
-        """
+        """Katz centrality (I − γAᵀ)^{-1} 1 (N,): decayed weight of all walks that end at each token."""
         return self._solve("katz_in", self._operator.ones, side="left")
 
     def katz_out(self) -> Tensor:
-        """Katz centrality (I − γA)^{-1} 1 (N,): decayed weight of all walks that start at each token.
-
-        Example:
-            >>> Centralities([[0.0, 1.0], [0.0, 0.0]], gamma=0.5).katz_out()
-            tensor([1.5000, 1.0000], dtype=torch.float64)
-        """
+        """Katz centrality (I − γA)^{-1} 1 (N,): decayed weight of all walks that start at each token."""
         return self._solve("katz_out", self._operator.ones)
 
     def pagerank(self, alpha: float = 0.85) -> Tensor:
-        """Stationary vector (N,), of sum 1, of αP + (1 − α)/N; P is A with rows of sum 1, zero rows uniform.
-
-        Example:
-            >>> Centralities([[0.0, 1.0], [1.0, 0.0]]).pagerank()
-            tensor([0.5000, 0.5000], dtype=torch.float64)
-        """
+        """Stationary vector (N,), of sum 1, of αP + (1 − α)/N; P is A with rows of sum 1, zero rows uniform."""
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must lie strictly between 0 and 1, got {alpha}")
         return self._stationary("pagerank", alpha)
 
     def tokenrank(self) -> Tensor:
-        """Stationary vector (N,) of 0.99 P + 0.01/N: PageRank with hardly any restart.
-
-        Example:
-            >>> Centralities([[0.0, 1.0], [1.0, 0.0]]).tokenrank()
-            tensor([0.5000, 0.5000], dtype=torch.float64)
-        """
+        """Stationary vector (N,) of 0.99 P + 0.01/N: PageRank with hardly any restart."""
         return self._stationary("tokenrank", TOKENRANK_ALPHA)
 
     def centralities(self) -> dict[str, Tensor]:
         """Every measure by name, (N,) each, for tables; `residuals` uses the same names.
 
         The two eigenvectors are NaN on a graph without a cycle, which has none.
-
-        Example:
-            >>> list(Centralities([[1.0]]).centralities())[:3]
-            ['degree_in', 'degree_out', 'degree_total']
         """
         scores = {f"degree_{side}": self.degree(side) for side in ("in", "out", "total")}
         scores |= {"katz_in": self.katz_in(), "katz_out": self.katz_out()}

@@ -11,10 +11,6 @@ def strong_components(edges: Tensor) -> list[list[int]]:
 
     Kosaraju's algorithm: a depth-first order, then a second search on the reversed edges. Each step scans
     one row, so the whole is O(N²) whatever the number of edges. A class is listed before those it points to.
-
-    Example:
-        >>> strong_components(torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0]]).bool())
-        [[1, 0], [2]]
     """
     edges = edges.cpu()
     finished = [token for tree in _search(edges, range(len(edges))) for token in tree]
@@ -42,12 +38,7 @@ def _search(edges: Tensor, roots: Iterable[int]) -> list[list[int]]:
 
 
 def tokens_reaching(edges: Tensor, targets: list[int]) -> Tensor:
-    """Mark (N,) the tokens with a path, of any length from 0, to one of `targets`.
-
-    Example:
-        >>> tokens_reaching(torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]]).bool(), [1])
-        tensor([ True,  True, False])
-    """
+    """Mark (N,) the tokens with a path, of any length from 0, to one of `targets`."""
     reached = torch.zeros(len(edges), dtype=torch.bool, device=edges.device)
     reached[targets] = True
     frontier = reached

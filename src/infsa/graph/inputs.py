@@ -11,13 +11,7 @@ ACTIVATIONS = ("relu", "abs")  # the activations that keep a graph non-negative
 
 
 def as_adjacency(A: Any) -> Tensor:
-    """Copy `A` (N, N), tensor or array-like, to float64 after checking that it is a weighted graph.
-
-    Example:
-        >>> as_adjacency([[0, 0.1], [2, 0]])
-        tensor([[0.0000, 0.1000],
-                [2.0000, 0.0000]], dtype=torch.float64)
-    """
+    """Copy `A` (N, N), tensor or array-like, to float64 after checking that it is a weighted graph."""
     try:
         given = _as_tensor(A)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -54,12 +48,7 @@ def _refuse_entries(wrong: Tensor, matrix: Tensor, rule: str) -> None:
 
 
 def check_gamma(gamma: float) -> float:
-    """Return the decay as a float; it must be finite and above 0 (an upper limit depends on the graph).
-
-    Example:
-        >>> check_gamma(0.7)
-        0.7
-    """
+    """Return the decay as a float; it must be finite and above 0 (an upper limit depends on the graph)."""
     if isinstance(gamma, bool) or not isinstance(gamma, int | float):
         raise TypeError(f"gamma must be a float, got {type(gamma).__name__}")
     if not (math.isfinite(gamma) and gamma > 0):
@@ -68,11 +57,7 @@ def check_gamma(gamma: float) -> float:
 
 
 def check_query_key(q: Tensor, k: Tensor, activation: str, eps: float, max_dense: int) -> None:
-    """Refuse anything but two real (N, d) tensors of one shape and device and a non-negative activation.
-
-    Example:
-        >>> check_query_key(torch.ones(3, 2), torch.ones(3, 2), "relu", 1e-6, 2048)
-    """
+    """Refuse anything but two real (N, d) tensors of one shape and device and a non-negative activation."""
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
@@ -95,10 +80,6 @@ def check_query_key(q: Tensor, k: Tensor, activation: str, eps: float, max_dense
 
 
 def check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:
-    """Refuse `value` unless it is one of `accepted`.
-
-    Example:
-        >>> check_choice("side", "left", ("right", "left"))
-    """
+    """Refuse `value` unless it is one of `accepted`."""
     if value not in accepted:
         raise ValueError(f"{name} must be one of {accepted}, got {value!r}")

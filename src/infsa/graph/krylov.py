@@ -20,22 +20,12 @@ KEPT = 10  # Ritz vectors that survive a restart
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Relative residual asked of an iteration in this type; also the round-off allowed in a probability.
-
-    Example:
-        >>> tolerance(torch.float64), tolerance(torch.float32)
-        (1e-12, 1e-06)
-    """
+    """Relative residual asked of an iteration in this type; also the round-off allowed in a probability."""
     return 1e-12 if dtype == torch.float64 else 1e-6
 
 
 def relative(residual: Tensor, size: Tensor | float) -> float:
-    """‖residual‖ / size, where `size` is a tensor or a norm; 0 when the residual is 0, whatever the size.
-
-    Example:
-        >>> relative(torch.tensor([3.0, 4.0]), 10.0)
-        0.5
-    """
+    """‖residual‖ / size, where `size` is a tensor or a norm; 0 when the residual is 0, whatever the size."""
     norm = float(torch.linalg.vector_norm(residual))
     scale = size if isinstance(size, float) else float(torch.linalg.vector_norm(size))
     if norm == 0:
@@ -48,11 +38,6 @@ def richardson(product: Product, b: Tensor, start: Tensor | None = None) -> tupl
 
     From b, the iterates are the partial sums of the Neumann series of M. The residual is
     ‖b + Mx − x‖ / ‖b + Mx‖.
-
-    Example:
-        >>> x, residual = richardson(lambda x: x / 2, torch.ones(1, dtype=torch.float64))
-        >>> round(float(x), 9)
-        2.0
     """
     tol = tolerance(b.dtype)
     x = (b if start is None else start).clone()
@@ -70,10 +55,6 @@ def is_nilpotent(product: Product, ones: Tensor) -> bool:
     """Whether a non-negative matrix has no cycle: the tokens that still have somewhere to go run out.
 
     The support of A 1 lies in that of 1, so supports only shrink; the first that stays holds a cycle.
-
-    Example:
-        >>> is_nilpotent(lambda x: torch.stack([x[1], 0 * x[0]]), torch.ones(2))  # the single edge 0 to 1
-        True
     """
     alive, count = ones, len(ones)
     while count > 0:
@@ -85,12 +66,7 @@ def is_nilpotent(product: Product, ones: Tensor) -> bool:
 
 
 class Ritz(NamedTuple):
-    """Leading eigenvalues, the vector of the first (real part, norm 1) and the worst relative residual.
-
-    Example:
-        >>> Ritz(torch.ones(1) + 0j, torch.ones(2) / 2**0.5, 0.0).residual
-        0.0
-    """
+    """Leading eigenvalues, the vector of the first (real part, norm 1) and the worst relative residual."""
 
     values: Tensor  # (count,) complex128
     vector: Tensor  # (N,)
@@ -104,12 +80,6 @@ def arnoldi(product: Product, start: Tensor, *, count: int = 1) -> Ritz:
     a non-negative matrix, also when it is periodic), more mean those of largest modulus. A restart keeps the
     best `KEPT` Ritz vectors with their images, so it costs no product. The basis is held in float64 whatever
     the type of the products, whose rounding would otherwise add up.
-
-    Example:
-        >>> shift = lambda x: x.flip(0)  # eigenvalues 1 and -1
-        >>> ritz = arnoldi(shift, torch.ones(4, 1, dtype=torch.float64))
-        >>> round(float(ritz.values[0].real), 9)
-        1.0
     """
     tol = tolerance(start.dtype)
     V = start.new_zeros(len(start), 0, dtype=torch.float64)  # orthonormal basis

@@ -9,31 +9,15 @@ from .krylov import tolerance
 
 
 class AbsorbingChain(TokenGraph):
-    """Path sums A^t and Σ(γA)^t, and the chain that moves by M = γA and stops with probability 1 − Σ_j M_ij.
-
-    Example:
-        >>> AbsorbingChain([[0.0, 1.0], [0.0, 0.0]], gamma=0.5).absorption()
-        tensor([0.5000, 1.0000], dtype=torch.float64)
-    """
+    """Path sums A^t and Σ(γA)^t, and the chain that moves by M = γA and stops with probability 1 − Σ_j M_ij."""
 
     def path_matrix(self, t: int) -> Tensor:
-        """A^t (N, N): total weight of the walks of `t` steps between each pair of tokens.
-
-        Example:
-            >>> AbsorbingChain([[0.0, 2.0], [3.0, 0.0]]).path_matrix(2)
-            tensor([[6., 0.],
-                    [0., 6.]], dtype=torch.float64)
-        """
+        """A^t (N, N): total weight of the walks of `t` steps between each pair of tokens."""
         _check_length(t)
         return torch.linalg.matrix_power(self._matrix("path_matrix", "path_scores"), t)
 
     def path_scores(self, t: int) -> Tensor:
-        """c_t = A^t 1 (N,): total weight of the walks of `t` steps that start at each token.
-
-        Example:
-            >>> AbsorbingChain([[0.0, 2.0], [3.0, 0.0]]).path_scores(1)
-            tensor([2., 3.], dtype=torch.float64)
-        """
+        """c_t = A^t 1 (N,): total weight of the walks of `t` steps that start at each token."""
         _check_length(t)
         scores = self._operator.ones.clone()
         for _ in range(t):
@@ -41,31 +25,16 @@ class AbsorbingChain(TokenGraph):
         return scores
 
     def neumann(self) -> Tensor:
-        """Č = Σ_{t≥1} (γA)^t = (I − γA)^{-1} − I, (N, N), from one solve against γA.
-
-        Example:
-            >>> AbsorbingChain([[1.0]], gamma=0.5).neumann()
-            tensor([[1.]], dtype=torch.float64)
-        """
+        """Č = Σ_{t≥1} (γA)^t = (I − γA)^{-1} − I, (N, N), from one solve against γA."""
         A = self._matrix("neumann", "neumann_scores")
         return self._solve("neumann", self.gamma * A)
 
     def neumann_scores(self) -> Tensor:
-        """č = Č 1 (N,): decayed weight of all walks that start at each token.
-
-        Example:
-            >>> AbsorbingChain([[1.0]], gamma=0.5).neumann_scores()
-            tensor([1.], dtype=torch.float64)
-        """
+        """č = Č 1 (N,): decayed weight of all walks that start at each token."""
         return self._solve("neumann_scores", self.gamma * self.path_scores(1))
 
     def transition(self) -> Tensor:
-        """M = γA (N, N): the chance of each move, before anything is checked or rescaled.
-
-        Example:
-            >>> AbsorbingChain([[1.0]], gamma=0.5).transition()
-            tensor([[0.5000]], dtype=torch.float64)
-        """
+        """M = γA (N, N): the chance of each move, before anything is checked or rescaled."""
         return self.gamma * self._matrix("transition", "absorption and degree")
 
     def absorption(self, rescale: bool = False) -> Tensor:
@@ -73,10 +42,6 @@ class AbsorbingChain(TokenGraph):
 
         A Frobenius-normalised Â can have row sums up to √N, and then R_i < 0: this is refused. With
         `rescale`, when γσ > 1 for the largest row sum σ, M = γA/σ instead, so that every R_i >= 1 − γ.
-
-        Example:
-            >>> AbsorbingChain([[0.0, 4.0], [2.0, 0.0]], gamma=0.5).absorption(rescale=True)
-            tensor([0.5000, 0.7500], dtype=torch.float64)
         """
         sums = self.path_scores(1)
         ending = 1 - self.gamma * self._row_scale(sums, rescale) * sums
@@ -92,11 +57,6 @@ class AbsorbingChain(TokenGraph):
         """P = [[M, R], [0, 1]] (N+1, N+1): the chain with its absorbing state last; every row sums to 1.
 
         Refuses a negative R_i and takes `rescale` as `absorption` does.
-
-        Example:
-            >>> AbsorbingChain([[1.0]], gamma=0.5).canonical_form()
-            tensor([[0.5000, 0.5000],
-                    [0.0000, 1.0000]], dtype=torch.float64)
         """
         A = self._matrix("canonical_form", "absorption")
         n = self.size
@@ -107,13 +67,7 @@ class AbsorbingChain(TokenGraph):
         return P
 
     def fundamental_matrix(self) -> Tensor:
-        """N = (I − M)^{-1} = Č + I (N, N): expected visits to token j of a walk from token i, start included.
-
-        Example:
-            >>> AbsorbingChain([[0.0, 1.0], [0.0, 0.0]], gamma=0.5).fundamental_matrix()
-            tensor([[1.0000, 0.5000],
-                    [0.0000, 1.0000]], dtype=torch.float64)
-        """
+        """N = (I − M)^{-1} = Č + I (N, N): expected visits to token j of a walk from token i, start included."""
         A = self._matrix("fundamental_matrix", "absorption_times, katz_in or katz_out")
         return self._solve("fundamental_matrix", torch.eye(self.size, dtype=A.dtype, device=A.device))
 
@@ -121,10 +75,6 @@ class AbsorbingChain(TokenGraph):
         """N 1 (N,): expected tokens visited by a walk from each token before it is absorbed.
 
         The number is a time only where `absorption` accepts the graph; elsewhere it is still a path sum.
-
-        Example:
-            >>> AbsorbingChain([[1.0]], gamma=0.5).absorption_times()
-            tensor([2.], dtype=torch.float64)
         """
         return self._solve("absorption_times", self._operator.ones)
 

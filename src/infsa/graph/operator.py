@@ -10,13 +10,7 @@ from infsa.ops import pure_attention
 
 
 class GraphOperator(Protocol):
-    """What the solvers need to know of a graph of N tokens.
-
-    Example:
-        >>> graph: GraphOperator = DenseOperator(torch.eye(2, dtype=torch.float64))
-        >>> graph.right(torch.ones(2, dtype=torch.float64))
-        tensor([1., 1.], dtype=torch.float64)
-    """
+    """What the solvers need to know of a graph of N tokens."""
 
     @property
     def ones(self) -> Tensor:
@@ -34,12 +28,7 @@ class GraphOperator(Protocol):
 
 
 class DenseOperator:
-    """A stored matrix (N, N), in float64.
-
-    Example:
-        >>> DenseOperator(torch.tensor([[0.0, 1.0], [0.0, 0.0]])).left(torch.ones(2))
-        tensor([0., 1.])
-    """
+    """A stored matrix (N, N), in float64."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -64,11 +53,6 @@ class QueryKeyOperator:
     """Â of queries and keys (N, d), applied by Pure InfSA itself: memory grows with N, never N².
 
     Swapping q and k transposes the scores and keeps their Frobenius norm, hence `left`.
-
-    Example:
-        >>> operator = QueryKeyOperator(torch.ones(2, 1), torch.ones(2, 1), "relu", 0.0)
-        >>> operator.right(torch.tensor([1.0, 3.0])).allclose(torch.tensor([2.0, 2.0]))  # Â is 1/2 everywhere
-        True
     """
 
     radius_bound = 1.0  # ρ(Â) <= ‖Â‖_F = F / (F + ε)
@@ -97,13 +81,7 @@ class QueryKeyOperator:
 
 
 def dense_weights(q: Tensor, k: Tensor, activation: str, eps: float) -> Tensor:
-    """Â = φ(q kᵀ/√d) / (F + ε) of queries and keys (N, d), stored in float64.
-
-    Example:
-        >>> dense_weights(torch.ones(2, 1), torch.ones(2, 1), "relu", 0.0)
-        tensor([[0.5000, 0.5000],
-                [0.5000, 0.5000]], dtype=torch.float64)
-    """
+    """Â = φ(q kᵀ/√d) / (F + ε) of queries and keys (N, d), stored in float64."""
     scores = q.detach().double() @ k.detach().double().mT / math.sqrt(q.shape[1])
     weights = scores.relu() if activation == "relu" else scores.abs()
     norm = torch.linalg.matrix_norm(weights) + eps

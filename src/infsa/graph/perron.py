@@ -21,12 +21,7 @@ NODA_STEPS = 50
 
 
 def perron_root(A: Tensor) -> float:
-    """Spectral radius of a non-negative matrix (N, N): exactly 0 if and only if the graph has no cycle.
-
-    Example:
-        >>> round(perron_root(torch.tensor([[0.0, 4.0], [1.0, 0.0]], dtype=torch.float64)), 12)
-        2.0
-    """
+    """Spectral radius of a non-negative matrix (N, N): exactly 0 if and only if the graph has no cycle."""
     parts = strong_components(A > 0)
     return max(_irreducible(A[part][:, part])[0] for part in parts)
 
@@ -37,10 +32,6 @@ def perron_vector(A: Tensor) -> tuple[float, Tensor]:
     A component carries such a vector when its root is ρ and no other component with root ρ leads to it; the
     tokens leading to it follow from one linear system. Several such components share the vector as a power
     iteration from the all-ones vector would inside each of them.
-
-    Example:
-        >>> perron_vector(torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))[1]
-        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     edges = A > 0
     parts = strong_components(edges)
@@ -60,12 +51,7 @@ def perron_vector(A: Tensor) -> tuple[float, Tensor]:
 
 
 def eigenvalue_moduli(A: Tensor) -> Tensor:
-    """Moduli of all eigenvalues (N,), largest first, gathered component by component.
-
-    Example:
-        >>> eigenvalue_moduli(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
-        tensor([1., 1.], dtype=torch.float64)
-    """
+    """Moduli of all eigenvalues (N,), largest first, gathered component by component."""
     blocks = [A[part][:, part] for part in strong_components(A > 0)]
     moduli = torch.cat([torch.linalg.eigvals(block).abs() for block in blocks])
     return moduli.sort(descending=True).values

@@ -42,11 +42,7 @@ Adopted = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]  # weights, a
 
 
 def adopt_timm(name: str) -> Adopted:
-    """The weights of a model by timm's name, if they are on this disk.
-
-    Example:
-        >>> weights, arguments, data = adopt_timm("vit_tiny_patch16_224")
-    """
+    """The weights of a model by timm's name, if they are on this disk."""
     base = name.partition(".")[0]
     if base in SHIPPED and (file := shipped_weights(base)) is not None:
         return *read_weights(file), read_data_config(file)
@@ -65,11 +61,7 @@ def adopt_timm(name: str) -> Adopted:
 
 
 def adopt_hugging_face(name: str) -> Adopted:
-    """The weights in a folder, or in the cache of the hub under a repository's name.
-
-    Example:
-        >>> weights, arguments, data = adopt_hugging_face("google/vit-base-patch16-224")
-    """
+    """The weights in a folder, or in the cache of the hub under a repository's name."""
     if not name:
         raise ValueError("hf: wants the name of a repository or of a folder after the colon")
     folder = Path(name)

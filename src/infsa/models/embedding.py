@@ -20,10 +20,6 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
     A resized position is a product, of cubic weights with the table: in half precision the weights stand beside
     the patch's pixels, the table beside the convolution's weight. Both do so twice, for the leading bits of the cubic
     weights and for the others, so that only the sum of patch and position is rounded.
-
-    Example:
-        >>> embed_by_product(infsa.create_model("infvit_linear_tiny"), torch.randn(1, 3, 64, 64)).shape
-        torch.Size([1, 17, 192])
     """
     layer, grid = model.patch_embed, model.grid_of(images)
     if not disjoint(layer):
@@ -45,12 +41,7 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
 
 
 def cubic_cells(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The weights that resize positions bicubically from a base grid: (h·w, h0, w0), float32, h0 and w0 filled up.
-
-    Example:
-        >>> cubic_cells((2, 2), (3, 3), torch.device("cpu")).shape
-        torch.Size([9, 16, 16])
-    """
+    """The weights that resize positions bicubically from a base grid: (h·w, h0, w0), float32, h0 and w0 filled up."""
     axes = zip(grid, base, strict=True)
     weights = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
     down, across = (nn.functional.pad(w, (0, -w.shape[1] % STEP)) for w in weights)

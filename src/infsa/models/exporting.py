@@ -29,12 +29,7 @@ SIZES = ("batch", "height", "width")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, which sizes it takes, and how far it is from the model.
-
-    Example:
-        >>> export_model(model, "model.onnx").dynamic
-        ['batch', 'height', 'width']
-    """
+    """What was written, which sizes it takes, and how far it is from the model."""
 
     path: str
     format: str
@@ -63,10 +58,6 @@ def export_model(
         fixed: one image of one size at a time; otherwise batch, height and width are dynamic where they can be.
         size: side of the images if ``fixed``; the model's own if not given.
         overwrite: replace what is at ``path``.
-
-    Example:
-        >>> export_model(infsa.create_model("infvit_linear_tiny", pretrained=True), "tiny.onnx").difference < 1e-3
-        True
     """
     path = Path(path)
     kind = _format(path, format)

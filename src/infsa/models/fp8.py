@@ -9,11 +9,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 def check_fp8(model: nn.Module) -> None:
-    """Refuse a model or a GPU for which 8-bit products do not exist.
-
-    Example:
-        >>> check_fp8(model.to("cuda", torch.bfloat16))
-    """
+    """Refuse a model or a GPU for which 8-bit products do not exist."""
     weight = next(model.parameters())
     if weight.dtype != torch.bfloat16:
         raise ValueError(f"fp8=True needs a bfloat16 model, got {weight.dtype}")
@@ -22,23 +18,13 @@ def check_fp8(model: nn.Module) -> None:
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (n, D) as e4m3 numbers and their scales (n, 1), the largest of each row at the end of the range.
-
-    Example:
-        >>> eight, scale = round_rows(torch.randn(4, 16))
-        >>> (eight.float() * scale).shape
-        torch.Size([4, 16])
-    """
+    """x (n, D) as e4m3 numbers and their scales (n, 1), the largest of each row at the end of the range."""
     scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / LARGEST
     return (x.float() / scale).to(FP8), scale
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer whose product is computed from 8-bit numbers; weights are rounded once.
-
-    Example:
-        >>> layer = Fp8Linear(nn.Linear(64, 64, dtype=torch.bfloat16))
-    """
+    """A linear layer whose product is computed from 8-bit numbers; weights are rounded once."""
 
     weight: Tensor
     scale: Tensor

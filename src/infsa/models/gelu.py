@@ -17,12 +17,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def half_gelu(x: Tensor) -> Tensor:
-    """GELU of a half-precision tensor, computed in float32.
-
-    Example:
-        >>> half_gelu(torch.tensor([-1.0, 2.0], dtype=torch.bfloat16))
-        tensor([-0.1582,  1.9531], dtype=torch.bfloat16)
-    """
+    """GELU of a half-precision tensor, computed in float32."""
     wide = x.float()
     root = torch.rsqrt(1 + wide.abs() * (0.5 * math.sqrt(0.5)))
     t = root * root
@@ -35,22 +30,12 @@ def half_gelu(x: Tensor) -> Tensor:
 
 
 def is_exact_gelu(module: nn.Module) -> bool:
-    """Whether a module is the GELU that :func:`half_gelu` computes.
-
-    Example:
-        >>> is_exact_gelu(nn.GELU("tanh"))
-        False
-    """
+    """Whether a module is the GELU that :func:`half_gelu` computes."""
     return type(module) is nn.GELU and module.approximate == "none"
 
 
 class HalfGELU(nn.Module):
-    """:func:`half_gelu` as a module.
-
-    Example:
-        >>> HalfGELU()(torch.zeros(2, dtype=torch.bfloat16))
-        tensor([0., 0.], dtype=torch.bfloat16)
-    """
+    """:func:`half_gelu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x of any shape, in half precision."""

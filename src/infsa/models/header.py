@@ -29,12 +29,7 @@ ENTRIES = ("format", "infsa", "data", "conversion")  # of a header that are ours
 
 @dataclass(frozen=True)
 class Rule:
-    """Which values a name takes: ``accepted`` says it to the reader, ``fits`` decides.
-
-    Example:
-        >>> whole(1, 8).accepted
-        'a whole number from 1 to 8'
-    """
+    """Which values a name takes: ``accepted`` says it to the reader, ``fits`` decides."""
 
     accepted: str
     fits: Callable[[Any], bool]
@@ -152,12 +147,7 @@ DATA = {  # of timm's data configuration: what weights know of the images they w
 
 
 def brief(value: Any) -> str:
-    """A value of a file as one short line, whatever it holds.
-
-    Example:
-        >>> brief("checkpoint_path")
-        "'checkpoint_path'"
-    """
+    """A value of a file as one short line, whatever it holds."""
     try:
         text = " ".join(str(value).split()) if isinstance(value, BaseException) else repr(value)
     except RecursionError:
@@ -167,12 +157,7 @@ def brief(value: Any) -> str:
 
 
 def permitted(asked: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Any]:
-    """The names and values that a file asks for, if the rules know them all.
-
-    Example:
-        >>> permitted({"depth": 4}, ARGUMENTS, "model.safetensors: its header")
-        {'depth': 4}
-    """
+    """The names and values that a file asks for, if the rules know them all."""
     if not isinstance(asked, dict):
         raise ValueError(f"{where} must hold a table of names and values, got {brief(asked)}")
     for name, value in asked.items():
@@ -184,12 +169,7 @@ def permitted(asked: Any, rules: Mapping[str, Rule], where: str) -> dict[str, An
 
 
 def permitted_arguments(asked: Any, names: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Arguments of InfViT, and the ``architecture`` among ``names`` that they belong to, if a file may ask for them.
-
-    Example:
-        >>> permitted_arguments({"depth": 4}, MODELS, "model.safetensors: its header")
-        {'depth': 4}
-    """
+    """Arguments of InfViT, and the ``architecture`` among ``names`` that they belong to, if a file may ask for them."""
     found = permitted(asked, {**ARGUMENTS, "architecture": one_of(*names)}, where)
     options = found.get("attention_options")
     if options:
@@ -202,12 +182,7 @@ def permitted_arguments(asked: Any, names: tuple[str, ...], where: str) -> dict[
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says before its numbers: text entries, and the type and shape of every tensor.
-
-    Example:
-        >>> read_header(Path("model.safetensors")).tensors["head.bias"]
-        ('F32', (1000,))
-    """
+    """What a safetensors file says before its numbers: text entries, and the type and shape of every tensor."""
 
     file: Path
     texts: dict[str, str]
@@ -232,12 +207,7 @@ class Header:
 
 
 def parse(text: str, where: str) -> Any:
-    """JSON, or a refusal in one line, however it is broken.
-
-    Example:
-        >>> parse('{"depth": 4}', "model.safetensors: its header")
-        {'depth': 4}
-    """
+    """JSON, or a refusal in one line, however it is broken."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -247,12 +217,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def read_header(file: Path) -> Header:
-    """The header of a safetensors file, without reading a tensor.
-
-    Example:
-        >>> read_header(Path("model.safetensors")).texts["format"]
-        'pt'
-    """
+    """The header of a safetensors file, without reading a tensor."""
     with open(file, "rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
     if length > LARGEST_HEADER:
@@ -267,12 +232,7 @@ def read_header(file: Path) -> Header:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file.
-
-    Example:
-        >>> read_tensors(Path("model.safetensors"))["head.bias"].shape
-        torch.Size([1000])
-    """
+    """All tensors of a safetensors file."""
     read_header(file)
     try:
         with safe_open(file, framework="pt") as handle:

@@ -36,10 +36,6 @@ class InfViTConfig(PretrainedConfig):
     """The arguments of :class:`InfViT`, in Hugging Face's form; ``num_labels`` is its ``num_classes``.
 
     ``pretrained_cfg`` is timm's description of the data: colours, crop, resampling and names of the classes.
-
-    Example:
-        >>> config = InfViTConfig(embed_dim=192, depth=6, num_heads=12, img_size=64, patch_size=8, num_labels=10)
-        >>> model = InfViTForImageClassification(config)
     """
 
     model_type = "infvit"
@@ -176,13 +172,7 @@ class InfViTModel(InfViTPreTrainedModel):
 
 
 class InfViTForImageClassification(InfViTPreTrainedModel):
-    """InfViT with its classifier; with ``labels`` it returns a loss, so that the Trainer runs.
-
-    Example:
-        >>> model = InfViTForImageClassification.from_infvit(infsa.create_model("infvit_linear_tiny"))
-        >>> model.save_pretrained("tiny")
-        >>> AutoModelForImageClassification.from_pretrained("tiny")
-    """
+    """InfViT with its classifier; with ``labels`` it returns a loss, so that the Trainer runs."""
 
     def __init__(self, config: InfViTConfig) -> None:
         super().__init__(config)

@@ -11,10 +11,6 @@ def embed_patches(layer: PatchEmbed, images: Tensor) -> Tensor:
     """Images (B, C, H, W) to embedded patches (B, h·w, D), by a product on GPUs and by the layer elsewhere.
 
     A convolution of three channels leaves most of a GPU's matrix units idle; 768 numbers per patch fill them.
-
-    Example:
-        >>> embed_patches(PatchEmbed(224, 16, 3, 192, output_fmt="NHWC"), torch.randn(1, 3, 224, 224)).shape
-        torch.Size([1, 196, 192])
     """
     if images.is_cuda and disjoint(layer) and not exporting():
         return project(layer, unfold(layer, images))
@@ -22,12 +18,7 @@ def embed_patches(layer: PatchEmbed, images: Tensor) -> Tensor:
 
 
 def unfold(layer: PatchEmbed, images: Tensor) -> Tensor:
-    """The pixels of each patch, in the order of the convolution's weight: (B, h·w, C · rows, columns).
-
-    Example:
-        >>> unfold(PatchEmbed(224, 16, 3, 192), torch.randn(1, 3, 224, 224)).shape
-        torch.Size([1, 196, 48, 16])
-    """
+    """The pixels of each patch, in the order of the convolution's weight: (B, h·w, C · rows, columns)."""
     rows, columns = layer.patch_size
     if layer.dynamic_img_pad:
         below, right = -images.shape[2] % rows, -images.shape[3] % columns
@@ -37,22 +28,12 @@ def unfold(layer: PatchEmbed, images: Tensor) -> Tensor:
 
 
 def project(layer: PatchEmbed, patches: Tensor) -> Tensor:
-    """Unfolded patches to embedded ones: (B, h·w, C · rows, columns) -> (B, h·w, D).
-
-    Example:
-        >>> project(PatchEmbed(224, 16, 3, 192), torch.randn(1, 196, 48, 16)).shape
-        torch.Size([1, 196, 192])
-    """
+    """Unfolded patches to embedded ones: (B, h·w, C · rows, columns) -> (B, h·w, D)."""
     return layer.norm(nn.functional.linear(patches.flatten(2), layer.proj.weight.flatten(1), layer.proj.bias))
 
 
 def disjoint(layer: PatchEmbed) -> bool:
-    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it.
-
-    Example:
-        >>> disjoint(PatchEmbed(224, 16, 3, 192))
-        True
-    """
+    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
     c = layer.proj
     plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
     alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)

@@ -23,11 +23,7 @@ SPARE = 256 << 20  # bytes of tables that a model may compute beside what the fi
 
 
 def build_as_filed(build: Callable[[], Model], header: Header) -> Model:
-    """What ``build`` makes of a file's header, if that is a model for the file's tensors.
-
-    Example:
-        >>> build_as_filed(lambda: InfViT(**arguments), read_header(file))
-    """
+    """What ``build`` makes of a file's header, if that is a model for the file's tensors."""
     model = build_without_memory(build, header)
     if problems := misfits(model, header):
         raise ValueError(f"the weights at {header.file} do not fit the model; {problems}")
@@ -43,12 +39,7 @@ def build_as_filed(build: Callable[[], Model], header: Header) -> Model:
 
 
 def build_without_memory(build: Callable[[], Model], header: Header) -> Model:
-    """What ``build`` makes, on the meta device, of not many more parts than the file has tensors.
-
-    Example:
-        >>> build_without_memory(lambda: InfViT(**arguments), read_header(file)).head.weight.device.type
-        'meta'
-    """
+    """What ``build`` makes, on the meta device, of not many more parts than the file has tensors."""
     with refusals(header), torch.device("meta"), _bounded(header):
         return build()
 
@@ -61,22 +52,12 @@ def _memory_of_the_machine() -> float:
 
 
 def stored(header: Header) -> int:
-    """How many numbers a file holds.
-
-    Example:
-        >>> stored(read_header(file))
-        5717416
-    """
+    """How many numbers a file holds."""
     return sum(math.prod(shape) for _, shape in header.tensors.values())
 
 
 def misfits(model: nn.Module, header: Header) -> str:
-    """How the tensors of a file differ from those of a model, in one line; empty if they fit.
-
-    Example:
-        >>> misfits(model, read_header(file))
-        'missing: head.weight, head.bias'
-    """
+    """How the tensors of a file differ from those of a model, in one line; empty if they fit."""
     own, filed = model.state_dict(), header.tensors
     both = sorted(own.keys() & filed.keys())
     kinds = {
@@ -99,11 +80,7 @@ def misfits(model: nn.Module, header: Header) -> str:
 
 @contextmanager
 def refusals(header: Header) -> Iterator[None]:
-    """One line and one type of error for whatever a constructor raises on values that it does not expect.
-
-    Example:
-        >>> with refusals(header): model = build()
-    """
+    """One line and one type of error for whatever a constructor raises on values that it does not expect."""
     try:
         yield
     except Exception as error:

@@ -16,10 +16,6 @@ def padding_of(attn_mask: Tensor | None, batch: int, tokens: int) -> Tensor | No
     Such a token is padding, so its own query must leave the Frobenius norm too; a mask over keys alone would let it
     in. ``attn_mask`` is None or broadcastable to (B, H, N, N): boolean (True = allowed) or additive. None stands for
     a mask that hides no token by its shape.
-
-    Example:
-        >>> padding_of(torch.tensor([[[[True, True, False]]]]), batch=1, tokens=3)
-        tensor([[ True,  True, False]])
     """
     if attn_mask is None:
         return None
@@ -33,9 +29,6 @@ def require_mutual(attn_mask: Tensor | None, real: Tensor | None, layer: str = "
     Such a mask has a direction, and the norm, which all rows share, would carry information against it. A causal mask
     gets the norm of the rows so far. ``real`` (B, N) marks the tokens that are not padding. A low additive entry that
     is not low enough to remove an edge counts as one that does.
-
-    Example:
-        >>> require_mutual(torch.ones(4, 4, dtype=torch.bool).tril(), None)
     """
     if attn_mask is None:
         return
@@ -59,11 +52,7 @@ def require_mutual(attn_mask: Tensor | None, real: Tensor | None, layer: str = "
 
 
 def require(holds: Tensor, rule: str) -> None:
-    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead.
-
-    Example:
-        >>> require(torch.tensor(True), "never")
-    """
+    """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds, rule)
     elif holds.device.type != "meta" and not bool(holds):
@@ -71,12 +60,7 @@ def require(holds: Tensor, rule: str) -> None:
 
 
 def four(mask: Tensor) -> Tensor:
-    """A mask with leading dimensions of size one up to four.
-
-    Example:
-        >>> four(torch.ones(3, 3)).shape
-        torch.Size([1, 1, 3, 3])
-    """
+    """A mask with leading dimensions of size one up to four."""
     if mask.dim() > 4 or mask.dim() < 2:
         raise ValueError(f"attn_mask must have 2 to 4 dimensions, got {mask.dim()}")
     return mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))

@@ -37,11 +37,7 @@ POOLED = "Linear-InfSA pools the queries of a call, later and padded ones too, s
 
 
 def check_roles(variant: str, norm: str, pool_queries: bool) -> None:
-    """Refuse a norm or a permission that the variant does not have.
-
-    Example:
-        >>> check_roles("pure", "row", pool_queries=False)
-    """
+    """Refuse a norm or a permission that the variant does not have."""
     if norm not in ("auto", *NORMS):
         raise ValueError(f"norm must be one of {['auto', *NORMS]}, got {norm!r}")
     if norm != "auto" and variant == "linear":

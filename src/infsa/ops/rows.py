@@ -10,11 +10,8 @@ FEW = 4  # rows; a matrix product of so few keeps most of a GPU waiting, a sum r
 
 
 def by_sums(x: Tensor, weight: Tensor) -> bool:
-    """Whether products of x (..., D) with a weight are better written as sums: few rows, compiled, without gradients.
-
-    Example:
-        >>> by_sums(torch.zeros(1, 8), torch.zeros(8, 8))
-        False
+    """Whether products of x (..., D) with a weight are better written as sums: few rows, compiled, without
+    gradients.
     """
     plain = type(weight) in (Tensor, nn.Parameter) and x.dtype == weight.dtype and not torch.is_grad_enabled()
     compiled = x.is_cuda and torch.compiler.is_compiling() and not exporting()
@@ -23,36 +20,22 @@ def by_sums(x: Tensor, weight: Tensor) -> bool:
 
 
 def untouched(*modules: nn.Module) -> bool:
-    """Whether calling modules does no more than their classes say: nobody listens, no ``forward`` was replaced.
-
-    Example:
-        >>> untouched(nn.Linear(8, 4))
-        True
-    """
+    """Whether calling modules does no more than their classes say: nobody listens, no ``forward`` was replaced."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     touched = any("forward" in vars(module) or any(getattr(module, name) for name in hooks) for module in modules)
     return not (touched or _has_any_global_hook())
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:
-    """``layer(x)``; compiled, one kernel for few rows and a plain layer that nobody listens to.
-
-    Example:
-        >>> linear(torch.zeros(1, 8), nn.Linear(8, 4)).shape
-        torch.Size([1, 4])
-    """
+    """``layer(x)``; compiled, one kernel for few rows and a plain layer that nobody listens to."""
     if type(layer) is nn.Linear and by_sums(x, layer.weight) and untouched(layer):
         return linear_by_sums(x, layer.weight, layer.bias)
     return layer(x)
 
 
 def linear_by_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b, summed in the accumulation dtype: (..., D) -> (..., E); the weight may have leading dimensions like x.
-
-    Example:
-        >>> linear_by_sums(torch.ones(2, 3), torch.ones(4, 3), None)
-        tensor([[3., 3., 3., 3.],
-                [3., 3., 3., 3.]])
+    """x Wᵀ + b, summed in the accumulation dtype: (..., D) -> (..., E); the weight may have leading dimensions
+    like x.
     """
     dtype = accumulation_dtype(x.dtype)
     wide = (x.to(dtype).unsqueeze(-2) * weight.to(dtype)).sum(-1)

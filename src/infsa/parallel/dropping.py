@@ -9,11 +9,7 @@ from .ranks import Ranks
 
 
 class SharedDropPath(DropPath):
-    """timm's DropPath with the random numbers of rank 0; made by :func:`infsa.parallel.shard_model`.
-
-    Example:
-        >>> shard_model(InfViT(drop_path_rate=0.1), None).blocks[1].drop_path1
-    """
+    """timm's DropPath with the random numbers of rank 0; made by :func:`infsa.parallel.shard_model`."""
 
     ranks: Ranks
 
@@ -26,11 +22,7 @@ class SharedDropPath(DropPath):
 
 
 class SharedDropout(nn.Dropout):
-    """Dropout with the random numbers of rank 0, for vectors that all ranks hold alike.
-
-    Example:
-        >>> shard_model(InfViT(drop_rate=0.1), None).head_drop
-    """
+    """Dropout with the random numbers of rank 0, for vectors that all ranks hold alike."""
 
     ranks: Ranks
 
@@ -43,11 +35,7 @@ class SharedDropout(nn.Dropout):
 
 
 def share_dropping(model: nn.Module, head_drop: nn.Module, ranks: Ranks) -> None:
-    """Let every DropPath of a model, and the dropout before its head, follow rank 0; in place.
-
-    Example:
-        >>> share_dropping(model, model.head_drop, ranks)
-    """
+    """Let every DropPath of a model, and the dropout before its head, follow rank 0; in place."""
     for module in model.modules():
         if type(module) is DropPath:
             module.ranks = ranks  # type: ignore[assignment]

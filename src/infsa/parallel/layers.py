@@ -12,12 +12,7 @@ from .strips import Strips
 
 
 class ShardedLinearInfSA(LinearInfSA):
-    """:class:`infsa.nn.LinearInfSA` on this rank's tokens; made by :func:`shard_layers`.
-
-    Example:
-        >>> shard_layers(infsa.nn.LinearInfSA(512, 8), group=None)(tokens).shape == tokens.shape
-        True
-    """
+    """:class:`infsa.nn.LinearInfSA` on this rank's tokens; made by :func:`shard_layers`."""
 
     ranks: Ranks
 
@@ -48,12 +43,7 @@ class ShardedLinearInfSA(LinearInfSA):
 
 
 class ShardedPureInfSA(PureInfSA):
-    """:class:`infsa.nn.PureInfSA` on this rank's tokens; made by :func:`shard_layers`.
-
-    Example:
-        >>> shard_layers(infsa.nn.PureInfSA(512, 8), group=None)(tokens, is_causal=True).shape == tokens.shape
-        True
-    """
+    """:class:`infsa.nn.PureInfSA` on this rank's tokens; made by :func:`shard_layers`."""
 
     ranks: Ranks
 
@@ -71,11 +61,7 @@ class ShardedPureInfSA(PureInfSA):
 
 
 class ShardedLinearAttention(ShardedLinearInfSA, LinearInfSAAttention):  # type: ignore[misc]
-    """The mechanism ``infsa_linear`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`.
-
-    Example:
-        >>> shard_model(model, None).blocks[0].attn
-    """
+    """The mechanism ``infsa_linear`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`."""
 
     ranks: Ranks
 
@@ -85,11 +71,7 @@ class ShardedLinearAttention(ShardedLinearInfSA, LinearInfSAAttention):  # type:
 
 
 class ShardedPureAttention(PureInfSAAttention):
-    """The mechanism ``infsa_pure`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`.
-
-    Example:
-        >>> shard_model(model, None).blocks[0].attn
-    """
+    """The mechanism ``infsa_pure`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`."""
 
     ranks: Ranks
 
@@ -124,11 +106,7 @@ def shard_layers(module: nn.Module, group: Group) -> nn.Module:
 
 
 def shard_each(layers: list[nn.Module], ranks: Ranks) -> None:
-    """Give each layer its sharded class, after all have been checked.
-
-    Example:
-        >>> shard_each([block.attn for block in model.blocks], ranks)
-    """
+    """Give each layer its sharded class, after all have been checked."""
     for layer in layers:
         if layer.impl not in ("auto", "chunked"):
             raise ValueError(f"impl must be 'auto' or 'chunked' over ranks, got {layer.impl!r}")

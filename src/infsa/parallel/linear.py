@@ -116,11 +116,7 @@ def linear_attention(
 
 
 def check_shards(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
-    """The checks of :mod:`infsa.ops`, except that a rank may have no tokens.
-
-    Example:
-        >>> check_shards(q, k, v)
-    """
+    """The checks of :mod:`infsa.ops`, except that a rank may have no tokens."""
     if v is not None and v.shape[2:3] != k.shape[2:3]:
         raise ValueError(f"k and v must have the same number of tokens, got {shape_of(k)} and {shape_of(v)}")
     check_attention_inputs(_filled(q), _filled(k), None if v is None else _filled(v))

@@ -136,11 +136,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Shift:
-    """A step of the ring under way; it keeps its tensors alive.
-
-    Example:
-        >>> ranks.shift([k], [next_k]).wait()
-    """
+    """A step of the ring under way; it keeps its tensors alive."""
 
     ranks: Ranks
     works: list[Any]
@@ -148,11 +144,7 @@ class Shift:
     tensors: tuple[Tensor, ...]
 
     def wait(self) -> None:
-        """Until the received tensors can be used.
-
-        Example:
-            >>> moving.wait()
-        """
+        """Until the received tensors can be used."""
         with self.ranks.talking(self.what):
             for work in self.works:
                 work.wait()

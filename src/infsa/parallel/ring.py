@@ -84,11 +84,7 @@ def pure_attention(
 
 @dataclass(frozen=True)
 class Ring:
-    """R over the tokens of all ranks: this rank's rows, visited one rank's columns at a time.
-
-    Example:
-        >>> z, norm = Ring(ranks, tokens=(196, 181), activation="relu", is_causal=False, eps=1e-6).diffuse(q, k, v)
-    """
+    """R over the tokens of all ranks: this rank's rows, visited one rank's columns at a time."""
 
     ranks: Ranks
     tokens: tuple[int, ...]  # columns of every rank
@@ -97,11 +93,7 @@ class Ring:
     eps: float
 
     def diffuse(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Ẑ = Â v in the accumulation dtype, (B, H, Nq, dv), and the norm that divided each row, (B, H, Nq or 1).
-
-        Example:
-            >>> z, norm = ring.diffuse(q, k, v)
-        """
+        """Ẑ = Â v in the accumulation dtype, (B, H, Nq, dv), and the norm that divided each row, (B, H, Nq or 1)."""
         sums, row_squares = no_sums(q, v)
         for source, k_block, v_block in self._blocks(k, v):
             if (matrix := self._matrix(source, q, k_block)) is not None:
@@ -112,11 +104,7 @@ class Ring:
     def gradients(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, z: Tensor, norm: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dQ, dK, dV of this rank's tokens.
-
-        Example:
-            >>> dq, dk, dv = ring.gradients(grad, q, k, v, *ring.diffuse(q, k, v))
-        """
+        """dQ, dK, dV of this rank's tokens."""
         dtype = accumulation_dtype(q.dtype)
         grad, shared = share_gradient(grad.to(dtype), z, norm, self.eps)
         weight = self._scope_sum(shared.double(), reverse=True).to(dtype).expand(shared.shape).unsqueeze(-1)

@@ -74,12 +74,7 @@ def strip_of(height: int, patch: int, group: Group) -> slice:
 
 
 def check_heights(heights: Sequence[int], patch: int, pads: bool) -> tuple[int, ...]:
-    """Patch rows per rank; only the lowest strip may end inside a patch, and only if the model pads.
-
-    Example:
-        >>> check_heights([128, 100], patch=16, pads=True)
-        (8, 7)
-    """
+    """Patch rows per rank; only the lowest strip may end inside a patch, and only if the model pads."""
     filled = [rank for rank, height in enumerate(heights) if height]
     if not filled:
         raise ValueError(f"at least one rank must hold a part of the image, got strips of heights {list(heights)}")
@@ -91,12 +86,7 @@ def check_heights(heights: Sequence[int], patch: int, pads: bool) -> tuple[int, 
 
 
 def learned_positions(table: Tensor, base: tuple[int, int], strips: Strips) -> Tensor:
-    """The rows of a position table (h0·w0, D), resized to the whole grid, that belong to this strip: (n, D).
-
-    Example:
-        >>> learned_positions(model.pos_embed[0, 1:], (14, 14), strips).shape
-        torch.Size([56, 1024])
-    """
+    """The rows of a position table (h0·w0, D), resized to the whole grid, that belong to this strip: (n, D)."""
     if strips.grid == tuple(base):
         return table.unflatten(0, base)[strips.own].flatten(0, 1)
     dtype = torch.promote_types(table.dtype, torch.float32)
@@ -110,12 +100,7 @@ def learned_positions(table: Tensor, base: tuple[int, int], strips: Strips) -> T
 
 
 def fixed_positions(base: tuple[int, int], strips: Strips, dim: int, like: Tensor) -> Tensor:
-    """The sines and cosines of this strip, (n, D): half the channels follow the row, half the column.
-
-    Example:
-        >>> fixed_positions((14, 14), strips, 1024, model.patch_embed.proj.weight).shape
-        torch.Size([56, 1024])
-    """
+    """The sines and cosines of this strip, (n, D): half the channels follow the row, half the column."""
     height, width = strips.grid
     down = sincos_positions(base, (height, 1), dim, like.dtype, like.device)[strips.own, : dim // 2]
     across = sincos_positions(base, (1, width), dim, like.dtype, like.device)[:, dim // 2 :]

@@ -23,12 +23,7 @@ COLUMNS = {  # name → heading, factor, format
 
 
 def cell(row: dict[str, Any], name: str) -> str:
-    """A number of a row with its deviation; empty if the row has none.
-
-    Example:
-        >>> cell({"mean": {"top1": 0.5}, "deviation": {"top1": 0.01}}, "top1")
-        '50.0 ± 1.0'
-    """
+    """A number of a row with its deviation; empty if the row has none."""
     _, factor, form = COLUMNS[name]
     if name in row["mean"]:
         return f"{row['mean'][name] * factor:{form}} ± {row['deviation'][name] * factor:{form}}"
@@ -38,11 +33,7 @@ def cell(row: dict[str, Any], name: str) -> str:
 
 
 def ablation_table(summary: dict[str, Any]) -> str:
-    """The rows of an ablation in Markdown, without the columns that no row has.
-
-    Example:
-        >>> print(ablation_table(summary))
-    """
+    """The rows of an ablation in Markdown, without the columns that no row has."""
     rows = summary["rows"]
     names = [name for name in COLUMNS if any(cell(row, name) for row in rows)]
     lines = [[*rows[0]["point"], *(COLUMNS[name][0] for name in names)]]
@@ -52,11 +43,7 @@ def ablation_table(summary: dict[str, Any]) -> str:
 
 
 def draw_ablation(summary: dict[str, Any], path: str | Path) -> Path:
-    """One panel per number that the points share, every seed as a dot, the mean as a bar.
-
-    Example:
-        >>> draw_ablation(summary, "ablation.png")
-    """
+    """One panel per number that the points share, every seed as a dot, the mean as a bar."""
     rows = summary["rows"]
     names = [name for name in COLUMNS if any(name in row["mean"] for row in rows) and name != "top5"]
     labels = ["\n".join(str(value) for value in row["point"].values()) for row in rows]

@@ -9,11 +9,7 @@ Row = dict[str, Any]
 
 
 def compare_rows(a: Content, b: Content) -> list[Row]:
-    """Rows that two result files share: times or largest images, and ratios of the second to the first.
-
-    Example:
-        >>> compare_rows(read_results("a.json"), read_results("b.json"))[0]["time_ratio"]
-    """
+    """Rows that two result files share: times or largest images, and ratios of the second to the first."""
     found = []
     for key, rows in ((key, (row, b["rows"][key])) for key, row in a["rows"].items() if key in b["rows"]):
         measures = {
@@ -31,12 +27,7 @@ def compare_rows(a: Content, b: Content) -> list[Row]:
 
 
 def compare_table(a: Content, b: Content) -> Rows:
-    """The same as words; the first two numbers are milliseconds, or pixels where the largest image was searched.
-
-    Example:
-        >>> compare_table(read_results("a.json"), read_results("b.json")).columns[0]
-        'row'
-    """
+    """The same as words; the first two numbers are milliseconds, or pixels where the largest image was searched."""
     ratios = ("ms_ratio", "bytes_ratio", "joules_ratio", "side_ratio")
     lines = [
         [row["row"], *(number(row[name]) for name in ("first", "second")), *(_three(row[name]) for name in ratios)]
@@ -47,11 +38,7 @@ def compare_table(a: Content, b: Content) -> Rows:
 
 
 def compare_note(a: Content, b: Content) -> str:
-    """On what both were measured, and how many rows only one of them has.
-
-    Example:
-        >>> compare_note(read_results("a.json"), read_results("b.json"))
-    """
+    """On what both were measured, and how many rows only one of them has."""
     alone = len(a["rows"].keys() - b["rows"].keys()), len(b["rows"].keys() - a["rows"].keys())
     return (
         f"Ratios: second over first. First: {machine_line(a)} Second: {machine_line(b)} "

@@ -44,20 +44,12 @@ def _curves(content: Content, value: Callable[[Row], float | None], label: str) 
 
 
 def latencies(content: Content) -> Figure | None:
-    """Latency against resolution.
-
-    Example:
-        >>> latencies(content)
-    """
+    """Latency against resolution."""
     return _curves(content, median, "milliseconds per image")
 
 
 def memories(content: Content) -> Figure | None:
-    """Peak memory against resolution.
-
-    Example:
-        >>> memories(content)
-    """
+    """Peak memory against resolution."""
 
     def gibibytes(row: Row) -> float | None:
         return None if row.get("peak_bytes") is None else row["peak_bytes"] / 2**30
@@ -66,11 +58,7 @@ def memories(content: Content) -> Figure | None:
 
 
 def speedups(content: Content) -> Figure | None:
-    """How much faster than the best fused softmax each mechanism is, at every resolution.
-
-    Example:
-        >>> speedups(content)
-    """
+    """How much faster than the best fused softmax each mechanism is, at every resolution."""
     found = series(_square(content, "infer"), median)
     fused = [dict(found[name]) for name in ("softmax-flash", "softmax-cudnn", "softmax") if name in found]
     sizes = sorted({tokens for points in fused for tokens in points})
@@ -100,9 +88,6 @@ def growth(content: Content) -> Figure | None:
     """Time and memory against N for every series of three sizes or more of a single layer, with the slopes.
 
     That of time is over the largest sizes.
-
-    Example:
-        >>> growth(content)
     """
     groups = groups_of_sizes(content["rows"].values())
     groups = {name: rows for name, rows in groups.items() if name.startswith("attention")}
@@ -130,12 +115,7 @@ def growth(content: Content) -> Figure | None:
 
 
 def mebibytes(value: float | None) -> float | None:
-    """Bytes in MiB.
-
-    Example:
-        >>> mebibytes(2**20)
-        1.0
-    """
+    """Bytes in MiB."""
     return None if value is None else value / 2**20
 
 

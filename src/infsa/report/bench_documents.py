@@ -29,21 +29,12 @@ PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
 
 
 def find(content: Content, mechanism: str, **fields: Any) -> Row | None:
-    """The row of a case, if the file has it.
-
-    Example:
-        >>> find(content, "infsa_linear", depth=4, heads=64, size=(1024, 1024))
-    """
+    """The row of a case, if the file has it."""
     return content["rows"].get(Case(mechanism, **fields).key)
 
 
 def table1(content: Content, config: str) -> Rows:
-    """One half of Table 1 beside the paper's numbers; :func:`claim_table` has the ratios.
-
-    Example:
-        >>> table1(read_results("bench.json"), "4L-64H").columns[0]
-        'mechanism'
-    """
+    """One half of Table 1 beside the paper's numbers; :func:`claim_table` has the ratios."""
     fields, paper = CONFIGS[config], PAPER[config]
     lines = []
     for name, variant in VARIANTS.items():
@@ -65,12 +56,7 @@ def table1(content: Content, config: str) -> Rows:
 
 
 def stress_table(content: Content) -> Rows:
-    """The extreme resolutions: training at 4096² and inference at 9216².
-
-    Example:
-        >>> stress_table(read_results("bench.json")).columns[0]
-        'mechanism'
-    """
+    """The extreme resolutions: training at 4096² and inference at 9216²."""
     lines = []
     for name, variant in VARIANTS.items():
         for compiled in ("none", "default"):
@@ -90,12 +76,7 @@ def stress_table(content: Content) -> Rows:
 
 
 def compiled_table(content: Content) -> Rows:
-    """Inference at 1024², as it comes and compiled with CUDA graphs.
-
-    Example:
-        >>> compiled_table(read_results("bench.json")).columns[0]
-        'mechanism'
-    """
+    """Inference at 1024², as it comes and compiled with CUDA graphs."""
     lines = []
     for name, variant in VARIANTS.items():
         eager = "infsa_pure" if name == "infsa_pure-triton" else name  # what "auto" takes on a GPU, not compiled
@@ -113,10 +94,6 @@ def crossover_table(content: Content) -> Rows:
     """From which N on Linear-InfSA is faster than others in the same model, measured.
 
     In inference, as it comes and compiled with CUDA graphs, and in training.
-
-    Example:
-        >>> crossover_table(read_results("bench.json")).columns[0]
-        'against'
     """
     found: dict[str, list[str]] = {}
     rows = content["rows"].values()
@@ -137,12 +114,7 @@ def crossover_table(content: Content) -> Rows:
 
 
 def resolution_table(content: Content) -> Rows:
-    """Inference of the 4-layer models at growing sizes, the fastest at the largest size first.
-
-    Example:
-        >>> resolution_table(read_results("bench.json")).columns[0]
-        'mechanism'
-    """
+    """Inference of the 4-layer models at growing sizes, the fastest at the largest size first."""
     found = {name: [find(content, name, size=(side, side), **FOUR) for side in SIDES] for name in VARIANTS}
     found = {name: rows for name, rows in found.items() if sum("latency_ms" in (row or {}) for row in rows) > 2}
     worst = float("inf")
@@ -153,12 +125,7 @@ def resolution_table(content: Content) -> Rows:
 
 
 def claim_table(content: Content, config: str = "4L-64H") -> Rows:
-    """How many times better Linear-InfSA is at 1024² than others: time, energy, memory; and in the paper.
-
-    Example:
-        >>> claim_table(read_results("bench.json")).columns[0]
-        'Linear-InfSA, 4L-64H, 1024², times better than'
-    """
+    """How many times better Linear-InfSA is at 1024² than others: time, energy, memory; and in the paper."""
     size, fields, printed = (1024, 1024), CONFIGS[config], PAPER[config]
     ours = find(content, "infsa_linear", size=size, **fields)
     graph = find(content, "infsa_linear", size=size, compile="reduce-overhead", **fields)

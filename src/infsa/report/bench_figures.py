@@ -20,22 +20,14 @@ SIDE = 1024
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure without anything that changes from run to run.
-
-    Example:
-        >>> save(Figure(), Path("empty.png"))
-    """
+    """Write a figure without anything that changes from run to run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
 
 
 def draw_bench(content: Content, folder: str | Path) -> list[Path]:
-    """Every figure that a result file has the rows for.
-
-    Example:
-        >>> draw_bench(read_results("runs/bench.json"), "runs/bench")
-    """
+    """Every figure that a result file has the rows for."""
     folder = Path(folder)
     files = []
     for name, draw in FIGURES.items():
@@ -46,22 +38,13 @@ def draw_bench(content: Content, folder: str | Path) -> list[Path]:
 
 
 def at_1024(content: Content, config: str) -> list[Row]:
-    """Rows of one configuration as the paper's figures show them: inference at 1024², batch 1, not compiled.
-
-    Example:
-        >>> at_1024(content, "4L-64H")
-    """
+    """Rows of one configuration as the paper's figures show them: inference at 1024², batch 1, not compiled."""
     rows = finished(content["rows"].values(), mode="infer", part="model", batch=1, compile="none", size=[SIDE, SIDE])
     return in_order(row for row in rows if row["config"] == config)
 
 
 def joules(row: Row) -> float | None:
-    """Measured energy per image, if there is one.
-
-    Example:
-        >>> joules({"energy": {"joules_per_image": 2.0}})
-        2.0
-    """
+    """Measured energy per image, if there is one."""
     return (row.get("energy") or {}).get("joules_per_image")
 
 
@@ -79,11 +62,7 @@ def _bars(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None],
 
 
 def dashboard(content: Content) -> Figure | None:
-    """Speed-up over unfused and fused softmax, throughput and energy of 4L-64H at 1024².
-
-    Example:
-        >>> dashboard(content)
-    """
+    """Speed-up over unfused and fused softmax, throughput and energy of 4L-64H at 1024²."""
     rows = at_1024(content, CONFIGS[0])
     times = {name_of(row): median(row) for row in rows}
     if len(rows) < 2 or "softmax-naive" not in times:
@@ -106,11 +85,7 @@ def dashboard(content: Content) -> Figure | None:
 
 
 def tiers(content: Content) -> Figure | None:
-    """Throughput against measured energy, coloured by claimed complexity.
-
-    Example:
-        >>> tiers(content)
-    """
+    """Throughput against measured energy, coloured by claimed complexity."""
     rows = [row for row in at_1024(content, CONFIGS[0]) if joules(row)]
     if len(rows) < 2:
         return None
@@ -136,11 +111,7 @@ def tiers(content: Content) -> Figure | None:
 
 
 def depths(content: Content) -> Figure | None:
-    """4 layers of 64 heads beside 24 layers of 16: throughput, and energy where both have it.
-
-    Example:
-        >>> depths(content)
-    """
+    """4 layers of 64 heads beside 24 layers of 16: throughput, and energy where both have it."""
     four, deep = (at_1024(content, config) for config in CONFIGS)
     if not four or not deep:
         return None

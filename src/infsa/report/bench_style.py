@@ -24,33 +24,19 @@ CONFIGS = ("4L-64H", "24L-16H")
 
 
 def name_of(row: Row) -> str:
-    """The mechanism of a row.
-
-    Example:
-        >>> name_of({"case": {"mechanism": "soft"}})
-        'soft'
-    """
+    """The mechanism of a row."""
     return row["case"]["mechanism"]
 
 
 def line_style(name: str) -> dict[str, Any]:
-    """Squares for softmax, thick lines with stars for InfSA, points for the others.
-
-    Example:
-        >>> line_style("softmax")["marker"]
-        's'
-    """
+    """Squares for softmax, thick lines with stars for InfSA, points for the others."""
     ours = name.startswith("infsa")
     marker, size = ("*", 7.0) if ours else ("s" if name.startswith("softmax") else "o", 3.5)
     return {"color": COLOURS[name], "marker": marker, "ms": size, "lw": 2.2 if ours else 1.3}
 
 
 def logarithmic(*axes: Axis) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 0.5, 20, 1,000.
-
-    Example:
-        >>> logarithmic(figure.subplots().yaxis)
-    """
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 20, 1,000."""
     for axis in axes:
         drawn: Axes = axis.axes
         (drawn.set_xscale if axis is drawn.xaxis else drawn.set_yscale)("log")

@@ -13,12 +13,7 @@ NONE = "–"
 
 
 def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
-    """So many significant digits, never in scientific notation; a dash for nothing.
-
-    Example:
-        >>> number(1234.5), number(0.012345)
-        ('1,234', '0.0123')
-    """
+    """So many significant digits, never in scientific notation; a dash for nothing."""
     if value is None:
         return NONE
     value *= scale
@@ -30,21 +25,13 @@ def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
 
 
 def gibibytes(value: float | None) -> str:
-    """Bytes in GiB.
-
-    Example:
-        >>> gibibytes(2**30)
-        '1.00'
-    """
+    """Bytes in GiB."""
     return number(value, scale=2**-30)
 
 
 def latency(row: Row) -> str:
-    """Median and half the interquartile range, with a mark where rounds drifted; why there is none, if there is none.
-
-    Example:
-        >>> latency({"latency_ms": {"median": 2.0, "p25": 1.9, "p75": 2.2, "drift": False}})
-        '2.00 ± 0.15'
+    """Median and half the interquartile range, with a mark where rounds drifted; why there is none, if there
+    is none.
     """
     found = row.get("latency_ms")
     if found is None:
@@ -55,12 +42,7 @@ def latency(row: Row) -> str:
 
 
 def energy(row: Row) -> str:
-    """Joules per image: measured, or the paper's formula in brackets.
-
-    Example:
-        >>> energy({"paper_formula_joules": 2.0})
-        '(2.00)'
-    """
+    """Joules per image: measured, or the paper's formula in brackets."""
     found = row.get("energy") or {}
     if found.get("source"):
         return number(found["joules_per_image"])
@@ -68,12 +50,7 @@ def energy(row: Row) -> str:
 
 
 def reason(row: Row) -> str:
-    """Why a row has no numbers; empty if it has.
-
-    Example:
-        >>> reason({"status": "not run", "reason": "budget"})
-        'not run: budget'
-    """
+    """Why a row has no numbers; empty if it has."""
     if row["status"] == "done":
         return ""
     if row["status"] == "failed" and row.get("ran_out"):
@@ -82,11 +59,7 @@ def reason(row: Row) -> str:
 
 
 def timed_groups(content: Content) -> dict[str, list[Row]]:
-    """Rows that were timed in turns, by what they have in common.
-
-    Example:
-        >>> timed_groups(read_results("bench.json"))
-    """
+    """Rows that were timed in turns, by what they have in common."""
     groups: dict[str, list[Row]] = {}
     for row in content["rows"].values():
         case = read_case(row["case"])
@@ -96,22 +69,13 @@ def timed_groups(content: Content) -> dict[str, list[Row]]:
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """Rows in the order of VARIANTS.
-
-    Example:
-        >>> in_order(rows)[0]["label"]
-    """
+    """Rows in the order of VARIANTS."""
     order = list(VARIANTS)
     return sorted(rows, key=lambda row: order.index(row["case"]["mechanism"]))
 
 
 def group_table(rows: Sequence[Row]) -> Rows:
-    """One group: time, throughput, memory, energy and multiply-adds of each mechanism.
-
-    Example:
-        >>> group_table(rows).columns[:2]
-        ['mechanism', 'ms']
-    """
+    """One group: time, throughput, memory, energy and multiply-adds of each mechanism."""
     columns = ["mechanism", "ms", "images/s", "GiB", "J/image", "GMAC", "Mparam"]
     lines = [
         [row["label"], latency(row), number(row.get("images_per_s")), gibibytes(row.get("peak_bytes")), energy(row),
@@ -122,22 +86,12 @@ def group_table(rows: Sequence[Row]) -> Rows:
 
 
 def interval(found: Slope | None) -> str:
-    """A slope with its confidence interval.
-
-    Example:
-        >>> interval(Slope(2.0, 1.9, 2.1, 5))
-        '2.00 [1.90, 2.10]'
-    """
+    """A slope with its confidence interval."""
     return NONE if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def slope_table(rows: Sequence[Row]) -> Rows:
-    """Exponents of N for time and memory beside the claimed one, for rows that differ in mechanism and size only.
-
-    Example:
-        >>> slope_table(rows).columns[-1]
-        'sizes'
-    """
+    """Exponents of N for time and memory beside the claimed one, for rows that differ in mechanism and size only."""
     lines = []
     times, ends, memories = slopes(rows), slopes(rows, LARGEST), memory_slopes(rows)
     labels = {row["case"]["mechanism"]: row for row in in_order(rows)}
@@ -152,21 +106,12 @@ def slope_table(rows: Sequence[Row]) -> Rows:
 
 
 def slope_tables(content: Content) -> dict[str, Rows]:
-    """A slope table for every series of sizes in a result file.
-
-    Example:
-        >>> slope_tables(read_results("bench.json"))
-    """
+    """A slope table for every series of sizes in a result file."""
     return {name: slope_table(rows) for name, rows in groups_of_sizes(content["rows"].values()).items()}
 
 
 def limit_table(content: Content) -> Rows:
-    """The largest square image of each mechanism and what the next one ran out of.
-
-    Example:
-        >>> limit_table(read_results("bench.json")).columns[0]
-        'mechanism'
-    """
+    """The largest square image of each mechanism and what the next one ran out of."""
     lines = []
     for row in in_order(row for row in content["rows"].values() if row["case"].get("limit")):
         found = row.get("limit")
@@ -194,12 +139,7 @@ def limit_table(content: Content) -> Rows:
 
 
 def check_table(content: Content) -> Rows:
-    """The known matrix product: as the harness times it, and directly.
-
-    Example:
-        >>> check_table(read_results("bench.json")).columns[1]
-        'harness, ms'
-    """
+    """The known matrix product: as the harness times it, and directly."""
     lines = [
         [f"{check['when']}, after {check['after_s']:.0f} s", number(check["harness_ms"]), number(check["direct_ms"]),
          f"{check['ratio']:.3f}", number(check["tflops"])]
@@ -209,12 +149,7 @@ def check_table(content: Content) -> Rows:
 
 
 def flop_crossover_table() -> Rows:
-    """From which square image on Linear InfViT-4L needs fewer multiply-adds than others.
-
-    Example:
-        >>> flop_crossover_table().columns
-        ['against', 'cheaper from']
-    """
+    """From which square image on Linear InfViT-4L needs fewer multiply-adds than others."""
     found = paper_crossover()
     names = {
         "softmax_4l": "softmax, 4L-64H (counted)",
@@ -233,12 +168,7 @@ def flop_crossover_table() -> Rows:
 
 
 def machine_line(content: Content) -> str:
-    """Machine, versions, idle power, and how many rows a GPU was slowed down in.
-
-    Example:
-        >>> machine_line({"rows": {}, "machines": [{"gpu": "H200", "torch": "2.11", "energy": "NVML"}]})
-        'H200; torch 2.11; energy: NVML.'
-    """
+    """Machine, versions, idle power, and how many rows a GPU was slowed down in."""
     if not content.get("machines"):
         return "an unknown machine."
     facts = content["machines"][-1]
@@ -250,12 +180,7 @@ def machine_line(content: Content) -> str:
 
 
 def throttled(content: Content) -> str:
-    """In how many rows the GPU lowered its clock, and why; empty if in none.
-
-    Example:
-        >>> throttled({"rows": {"a": {"gpu": {"throttled": ["power cap"]}}}})
-        '; clock lowered by power cap in 1 row'
-    """
+    """In how many rows the GPU lowered its clock, and why; empty if in none."""
     rows = [row["gpu"]["throttled"] for row in content["rows"].values() if row.get("gpu", {}).get("throttled")]
     names = ", ".join(sorted({name for names in rows for name in names}))
     return f"; clock lowered by {names} in {len(rows)} row{'s' * (len(rows) != 1)}" if rows else ""

@@ -18,11 +18,7 @@ NAMED, COUNTED = 60, 15  # classes up to which the figure has names, and numbers
 
 
 def write_report(found: "Accuracy", folder: Path, ending: str = "") -> list[Path]:
-    """Write ``per-class.csv``, ``confusion.csv`` and ``confusion.png`` and return their paths.
-
-    Example:
-        >>> write_report(evaluate_model(model, "folder:photos", "val"), Path("runs/photos/val"))
-    """
+    """Write ``per-class.csv``, ``confusion.csv`` and ``confusion.png`` and return their paths."""
     files = [folder / f"{name.replace('.', f'{ending}.')}" for name in ("per-class.csv", "confusion.csv")]
     matrix, rows, columns = seen(found)
     names = found.unique_classes
@@ -36,22 +32,14 @@ def write_report(found: "Accuracy", folder: Path, ending: str = "") -> list[Path
 
 
 def seen(found: "Accuracy") -> tuple[NDArray[np.int64], list[int], list[int]]:
-    """The matrix of (true class, taken for), the classes that have images, and those and whatever was taken for one.
-
-    Example:
-        >>> matrix, rows, columns = seen(result)
-    """
+    """The matrix of (true class, taken for), the classes that have images, and those and whatever was taken for one."""
     matrix = np.asarray(found.confusion, np.int64)
     rows = np.flatnonzero(matrix.sum(1))
     return matrix, rows.tolist(), np.flatnonzero(matrix.sum(0) + matrix.sum(1)).tolist()
 
 
 def draw_confusion(found: "Accuracy", path: str | Path) -> None:
-    """The share of every class that is taken for each, as a picture.
-
-    Example:
-        >>> draw_confusion(result, "confusion.png")
-    """
+    """The share of every class that is taken for each, as a picture."""
     matrix, rows, columns = seen(found)
     part = matrix[np.ix_(rows, columns)]
     shares = part / part.sum(1, keepdims=True)

@@ -11,33 +11,18 @@ SKIMAGE = {"cat": "chelsea.png", "rocket": "rocket.jpg", "coffee": "coffee.png"}
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """A file as RGB.
-
-    Example:
-        >>> open_image("photo.jpg").mode
-        'RGB'
-    """
+    """A file as RGB."""
     with Image.open(path) as image:
         return image.convert("RGB")
 
 
 def portrait() -> Image.Image:
-    """Matplotlib's photograph of Grace Hopper.
-
-    Example:
-        >>> portrait().size
-        (512, 600)
-    """
+    """Matplotlib's photograph of Grace Hopper."""
     return open_image(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)))
 
 
 def certain_images() -> dict[str, Image.Image]:
-    """The photographs of matplotlib and scikit-learn.
-
-    Example:
-        >>> list(certain_images())
-        ['portrait', 'temple', 'flower']
-    """
+    """The photographs of matplotlib and scikit-learn."""
     from sklearn.datasets import load_sample_images
 
     temple, flower = (Image.fromarray(pixels) for pixels in load_sample_images().images)
@@ -45,12 +30,7 @@ def certain_images() -> dict[str, Image.Image]:
 
 
 def example_images() -> dict[str, Image.Image]:
-    """Photographs of matplotlib, scikit-learn and scikit-image, as far as these are installed.
-
-    Example:
-        >>> list(example_images())[0]
-        'cat'
-    """
+    """Photographs of matplotlib, scikit-learn and scikit-image, as far as these are installed."""
     found: dict[str, Image.Image] = {}
     try:
         import skimage
@@ -67,33 +47,19 @@ def example_images() -> dict[str, Image.Image]:
 
 
 def quarters(image: Image.Image) -> list[Image.Image]:
-    """The whole image and its four quarters.
-
-    Example:
-        >>> len(quarters(Image.new("RGB", (64, 64))))
-        5
-    """
+    """The whole image and its four quarters."""
     w, h = image.size
     corners = [(x, y) for x in (0, w // 2) for y in (0, h // 2)]
     return [image, *(image.crop((x, y, x + w // 2, y + h // 2)) for x, y in corners)]
 
 
 def example_views() -> list[Image.Image]:
-    """Fifteen views: each certain photograph and its four quarters.
-
-    Example:
-        >>> len(example_views())
-        15
-    """
+    """Fifteen views: each certain photograph and its four quarters."""
     return [view for image in certain_images().values() for view in quarters(image)]
 
 
 def patches_for_half(images: list[Image.Image]) -> dict[str, list[float]]:
-    """The percentage of patches that hold half of the map's weight, for every shipped model and image.
-
-    Example:
-        >>> patches_for_half(example_views())["vit_tiny"][0]
-    """
+    """The percentage of patches that hold half of the map's weight, for every shipped model and image."""
     from ..evaluate import explain
     from ..models import create_model
 

@@ -25,11 +25,7 @@ CANDIDATES = {
 
 @dataclass(frozen=True)
 class Models:
-    """What the shipped models showed.
-
-    Example:
-        >>> look_at(example_images()).areas["Linear-InfSA"]["map"]
-    """
+    """What the shipped models showed."""
 
     images: Mapping[str, Image.Image]
     explanations: Mapping[str, Mapping[str, Explanation]]  # image -> mechanism -> map and prediction
@@ -53,12 +49,7 @@ class Models:
 
 
 def batch_of(model: InfViT, images: list[Image.Image]) -> Tensor:
-    """Images as the model was trained to see them: (B, 3, 64, 64).
-
-    Example:
-        >>> batch_of(model, [photo]).shape
-        torch.Size([1, 3, 64, 64])
-    """
+    """Images as the model was trained to see them: (B, 3, 64, 64)."""
     config = data_config(model)
     small = [F.to_tensor(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in images]
     return F.normalize(torch.stack(small), config["mean"], config["std"])
@@ -79,11 +70,7 @@ def removal(model: InfViT, batch: Tensor, seed: int) -> dict[str, Tensor]:
 
 
 def look_at(images: Mapping[str, Image.Image] | None = None, seed: int = 0) -> Models:
-    """Classify and explain photographs, remove patches, compare with the Perron vector.
-
-    Example:
-        >>> look_at().explanations["cat"]["softmax"].predictions[0]
-    """
+    """Classify and explain photographs, remove patches, compare with the Perron vector."""
     images = example_images() if images is None else images
     models = {label: create_model(name, pretrained=True).eval() for name, label in SHIPPED.items()}
     views = [view for image in images.values() for view in quarters(image)]

@@ -23,11 +23,7 @@ SHOWN = 320  # pixels of the longer side of a picture in the gallery
 
 
 def write_report(folder: Path, demo: Demo, models: Models, timing: dict[str, Any], pictures: list[Path]) -> Path:
-    """Write ``report.html`` into the folder; ``pictures`` are the figures of :func:`draw_demo`.
-
-    Example:
-        >>> write_report(Path("runs/demo"), demo, models, timing, draw_demo(demo, Path("runs/demo")))
-    """
+    """Write ``report.html`` into the folder; ``pictures`` are the figures of :func:`draw_demo`."""
     named = {path.stem: path for path in pictures}
     sections = [
         maps_section(models),

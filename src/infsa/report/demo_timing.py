@@ -16,12 +16,7 @@ SMALL: dict[str, Any] = {"depth": 1, "heads": 2, "width": 128, "dtype": "float32
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread meanwhile: small layers gain nothing from two, and lose much where a core is taken.
-
-    Example:
-        >>> with one_thread():
-        ...     time_mechanisms([256])
-    """
+    """Compute on one thread meanwhile: small layers gain nothing from two, and lose much where a core is taken."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -35,11 +30,7 @@ def time_mechanisms(
     seconds: float = 0.15,
     report: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> dict[str, Any]:
-    """Milliseconds of one attention layer, by mechanism, for square images: the fastest of several calls.
-
-    Example:
-        >>> time_mechanisms([256], 0.01)["milliseconds"]["Linear-InfSA"]
-    """
+    """Milliseconds of one attention layer, by mechanism, for square images: the fastest of several calls."""
     times: dict[str, list[float]] = {VARIANTS[name].label: [] for name in NINE}
     cases = [Case(name, size=(side, side), **SMALL) for side in sides for name in NINE]
     device = torch.device("cpu")

@@ -6,11 +6,7 @@ from pathlib import Path
 
 
 def write_tables(document: str | Path, tables: Mapping[str, str]) -> None:
-    """Put each table, or list of figures, between its marks, `<!-- table NAME -->` and `<!-- end -->`.
-
-    Example:
-        >>> write_tables("docs/training.md", {"ablation": ablation_table(summary)})
-    """
+    """Put each table, or list of figures, between its marks, `<!-- table NAME -->` and `<!-- end -->`."""
     document = Path(document)
     text = document.read_text(encoding="utf-8")
     for name, table in tables.items():

@@ -22,11 +22,7 @@ ABSORPTION_ENDS = ((-0.12, 0.27), (-0.42, 0.27), (-0.69, 0.0), (0.16, 0.27), (0.
 
 
 def draw_five_tokens(path: str | Path) -> None:
-    """Write the five-token figure to `path`: the matrix Â, its absorbing chain, and three rankings.
-
-    Example:
-        >>> draw_five_tokens("five-tokens.png")  # doctest: +SKIP
-    """
+    """Write the five-token figure to `path`: the matrix Â, its absorbing chain, and three rankings."""
     graph = five_token_graph()
     figure = Figure(figsize=(12.4, 4.1), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.0, 1.45, 1.35))

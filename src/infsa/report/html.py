@@ -38,12 +38,7 @@ footer { margin-top: 3rem; font-size: .85rem; color: #666; }
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as data, with the words that stand for it and below it.
-
-    Example:
-        >>> Picture.of(Image.new("RGB", (8, 8)), "a black square").uri[:22]
-        'data:image/jpeg;base64'
-    """
+    """A picture as data, with the words that stand for it and below it."""
 
     uri: str
     words: str
@@ -73,11 +68,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what was found in one sentence, an explanation, and tables, galleries and pictures.
-
-    Example:
-        >>> Section("Speed", "Linear-InfSA is fastest.", tables=[Rows(["N", "ms"], [["1024", "2.1"]])]).html()
-    """
+    """A heading, what was found in one sentence, an explanation, and tables, galleries and pictures."""
 
     title: str
     found: str
@@ -97,22 +88,14 @@ class Section:
 
 
 def table_html(table: Rows) -> str:
-    """Rows of words as an HTML table.
-
-    Example:
-        >>> table_html(Rows(["a"], [["1"]]))
-    """
+    """Rows of words as an HTML table."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
 
 
 def write_page(path: str | Path, title: str, opening: str, sections: Sequence[Section], footer: str) -> Path:
-    """Write the page; it asks the network for nothing.
-
-    Example:
-        >>> write_page("report.html", "A report", "What was done.", [Section("One", "Found.")], "infsa 0.1")
-    """
+    """Write the page; it asks the network for nothing."""
     head = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
     head += f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"

@@ -26,11 +26,7 @@ HALF_BYTES = 2
 
 
 def draw_kernels(kernels: Content, folder: str | Path, models: Content | None = None) -> list[Path]:
-    """The roofline and the growth with N; with whole models beside it where they were measured.
-
-    Example:
-        >>> draw_kernels(read_json("benchmarks/results/kernels-h200.json"), "docs/images/kernels")
-    """
+    """The roofline and the growth with N; with whole models beside it where they were measured."""
     if not kernels.get("pure"):
         raise ValueError("the result of benchmarks/kernels.py holds no speed: was a check red?")
     folder = Path(folder)
@@ -39,21 +35,12 @@ def draw_kernels(kernels: Content, folder: str | Path, models: Content | None = 
 
 
 def intensity(heads: int, width: int, n: int) -> float:
-    """Floating-point operations of a forward pass per byte of q, k, v and the output in half precision.
-
-    Example:
-        >>> intensity(16, 64, 4096)
-        2048.0
-    """
+    """Floating-point operations of a forward pass per byte of q, k, v and the output in half precision."""
     return 4 * heads * n * n * width / (4 * heads * n * width * HALF_BYTES)
 
 
 def roofline(kernels: Content) -> Figure:
-    """Rates of the forward passes under what the GPU does at most; triangles, dots and squares: width 16, 64, 128.
-
-    Example:
-        >>> roofline(content).savefig("roofline.png")
-    """
+    """Rates of the forward passes under what the GPU does at most; triangles, dots and squares: width 16, 64, 128."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     peak, stream = kernels["ceilings"]["tflops"], kernels["ceilings"]["tb_per_s"]
@@ -73,11 +60,7 @@ def roofline(kernels: Content) -> Figure:
 
 
 def growth(kernels: Content, models: Content | None = None) -> Figure:
-    """Time over the number of tokens: attention at 16 heads of width 64, and whole models.
-
-    Example:
-        >>> growth(content).savefig("growth.png")
-    """
+    """Time over the number of tokens: attention at 16 heads of width 64, and whole models."""
     figure = Figure(figsize=(11 if models else 6, 4.2), layout="constrained")
     left, *right = figure.subplots(1, 2 if models else 1, squeeze=False)[0]
     rows = [row for row in forward_rows(kernels) if (row["heads"], row["width"]) == (16, 64)]
@@ -94,11 +77,7 @@ def growth(kernels: Content, models: Content | None = None) -> Figure:
 
 
 def forward_rows(kernels: Content) -> list[dict[str, Any]]:
-    """The forward rows of every part of the file.
-
-    Example:
-        >>> {row["n"] for row in forward_rows(content)}
-    """
+    """The forward rows of every part of the file."""
     rows = [row for part in ("pure", "growth", "flex") for row in kernels.get(part, [])]
     return [row for row in rows if row["passes"] == "forward"]
 

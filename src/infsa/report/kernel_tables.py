@@ -9,11 +9,7 @@ NOT_YET = "not yet measured\n"
 
 
 def kernel_table(kernels: Content | None) -> str:
-    """Times of Pure InfSA and fused softmax in Markdown, with the ratios that are asked for.
-
-    Example:
-        >>> print(kernel_table(read_json("benchmarks/results/kernels-h200.json")))
-    """
+    """Times of Pure InfSA and fused softmax in Markdown, with the ratios that are asked for."""
     if kernels is None or not kernels.get("pure"):
         return NOT_YET
     others = ("sdpa_cudnn", "sdpa_flash", "plain")
@@ -29,11 +25,7 @@ def kernel_table(kernels: Content | None) -> str:
 
 
 def linear_table(kernels: Content | None) -> str:
-    """Times of the pool-first Linear layer in Markdown: what ``auto`` takes compiled, the kernels, the equations.
-
-    Example:
-        >>> print(linear_table(read_json("benchmarks/results/kernels-h200.json")))
-    """
+    """Times of the pool-first Linear layer in Markdown: what ``auto`` takes compiled, the kernels, the equations."""
     if kernels is None or not kernels.get("linear"):
         return NOT_YET
     ways, passes = ("auto", "kernels", "equations"), ("forward", "both")
@@ -46,11 +38,7 @@ def linear_table(kernels: Content | None) -> str:
 
 
 def memory_table(kernels: Content | None) -> str:
-    """Memory beyond inputs and results over the number of tokens, at 16 heads of width 64, in Markdown.
-
-    Example:
-        >>> print(memory_table(read_json("benchmarks/results/kernels-h200.json")))
-    """
+    """Memory beyond inputs and results over the number of tokens, at 16 heads of width 64, in Markdown."""
     if kernels is None or not kernels.get("growth"):
         return NOT_YET
     names = ("infsa", "sdpa_flash", "sdpa_cudnn")
@@ -63,11 +51,7 @@ def memory_table(kernels: Content | None) -> str:
 
 
 def short_table(kernels: Content | None) -> str:
-    """Short inputs in Markdown: the GPU's time, and the same call from Python with its launches.
-
-    Example:
-        >>> print(short_table(read_json("benchmarks/results/kernels-h200.json")))
-    """
+    """Short inputs in Markdown: the GPU's time, and the same call from Python with its launches."""
     if kernels is None or not kernels.get("growth"):
         return NOT_YET
     names = ("infsa", "sdpa_cudnn")
@@ -82,11 +66,7 @@ def short_table(kernels: Content | None) -> str:
 
 
 def model_table(models: Content | None) -> str:
-    """Times and memory of whole models in Markdown.
-
-    Example:
-        >>> print(model_table(read_json("benchmarks/results/models-h200.json")))
-    """
+    """Times and memory of whole models in Markdown."""
     if models is None:
         return NOT_YET
     lines = [
@@ -104,11 +84,7 @@ def model_table(models: Content | None) -> str:
 
 
 def bar_table(models: Content | None) -> str:
-    """What was asked of whole models and what was found, in Markdown.
-
-    Example:
-        >>> print(bar_table(read_json("benchmarks/results/models-h200.json")))
-    """
+    """What was asked of whole models and what was found, in Markdown."""
     if models is None:
         return NOT_YET
     lines = [

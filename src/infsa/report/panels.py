@@ -22,9 +22,6 @@ def heatmap(scores: NDArray[np.float32], size: tuple[int, int], smooth: bool = F
     """A map (h, w) as a picture of ``size`` (width, height): its lowest score dark, its highest bright.
 
     Patches have edges, unless they are to be blended into each other.
-
-    Example:
-        >>> heatmap(explanation.map, (640, 480)).save("heatmap.png")
     """
     low, high = float(scores.min()), float(scores.max())
     scaled = (scores - low) / (high - low) if high > low else np.zeros_like(scores)
@@ -36,20 +33,12 @@ def heatmap(scores: NDArray[np.float32], size: tuple[int, int], smooth: bool = F
 
 
 def overlay(image: Image.Image, scores: NDArray[np.float32], opacity: float = OPACITY) -> Image.Image:
-    """A map over the image in grey, at the image's own resolution.
-
-    Example:
-        >>> overlay(photo, explanation.map).save("overlay.png")
-    """
+    """A map over the image in grey, at the image's own resolution."""
     return Image.blend(image.convert("L").convert("RGB"), heatmap(scores, image.size, smooth=True), opacity)
 
 
 def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path: str | Path, title: str = "") -> None:
-    """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts.
-
-    Example:
-        >>> draw_panel(photo, {"softmax": explain(vit, photo), "Linear": explain(linear, photo)}, "panel.png")
-    """
+    """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts."""
     image = _small(image)
     columns = 1 + len(explanations)
     tall = image.height / image.width
@@ -72,11 +61,7 @@ def draw_gallery(
     path: str | Path,
     captions: Sequence[str],
 ) -> None:
-    """Write many images at once: a row for each, the image and every model's overlay with its prediction.
-
-    Example:
-        >>> draw_gallery(photos, [{"softmax": explain(vit, photo)} for photo in photos], "gallery.png", names)
-    """
+    """Write many images at once: a row for each, the image and every model's overlay with its prediction."""
     columns = 1 + len(explanations[0])
     figure = Figure(figsize=(2.0 * columns, 2.3 * len(images)), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False)

@@ -16,21 +16,12 @@ TICKS = (25, 50, 100, 200, 300)
 
 
 def published() -> dict[str, Any]:
-    """The published accuracies that the paper's supplement lists, each with its source.
-
-    Example:
-        >>> published()["rows"][0]["method"]
-        'ViT-B/16'
-    """
+    """The published accuracies that the paper's supplement lists, each with its source."""
     return read_json(Path(__file__).with_name("published.json"))
 
 
 def accuracy_figure(ours: list[dict[str, Any]] | None = None) -> Figure:
-    """Top-1 on ImageNet-1K and ImageNet-V2 against parameters; ``ours`` has rows of the same form, drawn apart.
-
-    Example:
-        >>> accuracy_figure()
-    """
+    """Top-1 on ImageNet-1K and ImageNet-V2 against parameters; ``ours`` has rows of the same form, drawn apart."""
     rows = published()["rows"]
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     titles = {"imagenet_1k": "ImageNet-1K", "imagenet_v2": "ImageNet-V2"}

@@ -17,12 +17,7 @@ Summary = dict[str, Any]
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each group; the mechanisms of the paper always have the same.
-
-    Example:
-        >>> colours_of(["softmax"])
-        {'softmax': '#222222'}
-    """
+    """A colour for each group; the mechanisms of the paper always have the same."""
     free = iter(CYCLE * 10)
     used = {KNOWN[name] for name in names if name in KNOWN}
     return {name: KNOWN.get(name) or next(c for c in free if c not in used) for name in names}
@@ -32,9 +27,6 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
     """MoRF (``"morf"``) or LeRF (``"lerf"``) of every group, with the random order of the same model dashed.
 
     Dark bands: one deviation over seeds. Light bands, for up to three groups: one over images.
-
-    Example:
-        >>> draw_removal(summary, "mean", "morf", "morf.png")
     """
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -56,11 +48,7 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
 
 
 def draw_boxes(summary: Summary, kind: str, path: str | Path, method: str = "last", rule: str = "centre") -> None:
-    """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with both baselines.
-
-    Example:
-        >>> draw_boxes(summary, "roc", "roc.png")
-    """
+    """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with both baselines."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     groups, key = summary["groups"], "roc" if kind == "roc" else "ap"
@@ -90,9 +78,6 @@ def draw_bars(summary: Summary, fill: str, path: str | Path, method: str = "last
 
     Whiskers: one deviation over seeds. Dots: the single runs. Red marks: the random order of the same model, the
     centre Gaussian.
-
-    Example:
-        >>> draw_bars(summary, "mean", "summary.png")
     """
     groups = summary["groups"]
     colours = colours_of(groups)
@@ -131,11 +116,7 @@ def _bar(summary: Summary, fill: str, method: str, title: str) -> tuple[Summary 
 
 
 def draw_alignment_bars(summary: Summary, path: str | Path) -> None:
-    """Cosine and Spearman with the Perron vector of every candidate, for every group, over all layers.
-
-    Example:
-        >>> draw_alignment_bars(summary, "alignment.png")
-    """
+    """Cosine and Spearman with the Perron vector of every candidate, for every group, over all layers."""
     groups = {name: group["all_layers"] for name, group in summary["groups"].items() if group["all_layers"]}
     candidates = list(next(iter(groups.values()))["cosine"])
     figure = Figure(figsize=(11, 0.5 + 0.32 * len(candidates) * max(1, len(groups) / 2)), layout="constrained")
@@ -158,23 +139,13 @@ def draw_alignment_bars(summary: Summary, path: str | Path) -> None:
 
 
 def has_boxes(summary: Summary) -> bool:
-    """Whether any map could be compared with boxes.
-
-    Example:
-        >>> has_boxes(summary)
-        True
-    """
+    """Whether any map could be compared with boxes."""
     rules = (group["boxes"]["rules"].get("centre", {}) for group in summary["groups"].values())
     return any(rule.get("methods") for rule in rules)
 
 
 def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list[Path]:
-    """Every figure of a quality study into a folder: MoRF, LeRF, bars, and with boxes ROC and precision-recall.
-
-    Example:
-        >>> draw_quality(summary, "runs/quality")
-        [PosixPath('runs/quality/morf.png'), …]
-    """
+    """Every figure of a quality study into a folder: MoRF, LeRF, bars, and with boxes ROC and precision-recall."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

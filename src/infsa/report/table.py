@@ -8,34 +8,20 @@ BASELINES = {"random": "random map", "centre": "centre Gaussian"}  # they know n
 
 
 class Rows(NamedTuple):
-    """A table: its column names and its rows.
-
-    Example:
-        >>> markdown(Rows(["a", "b"], [["1", "2"]]))
-        '| a | b |\\n| --- | --- |\\n| 1 | 2 |\\n'
-    """
+    """A table: its column names and its rows."""
 
     columns: list[str]
     rows: list[list[str]]
 
 
 def markdown(table: Rows) -> str:
-    """A table in Markdown.
-
-    Example:
-        >>> print(markdown(removal_table(summary, "mean")))
-    """
+    """A table in Markdown."""
     lines = [table.columns, ["---"] * len(table.columns), *table.rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def cell(value: Summary | None, scale: float = 100, digits: int = 1, images: bool = True) -> str:
-    """A mean with its deviation over seeds and, in brackets, over images; a dash where there is none.
-
-    Example:
-        >>> cell({"mean": 0.71, "over_runs": 0.02, "over_images": 0.2})
-        '71.0 ± 2.0 (20.0)'
-    """
+    """A mean with its deviation over seeds and, in brackets, over images; a dash where there is none."""
     if value is None:
         return "–"
     text = f"{scale * value['mean']:.{digits}f}"
@@ -55,12 +41,7 @@ def count(value: Summary) -> str:
 
 
 def removal_table(summary: Summary, fill: str) -> Rows:
-    """MoRF and LeRF of every group and method under one fill, in percent.
-
-    Example:
-        >>> removal_table(summary, "mean").columns[:3]
-        ['model', 'runs', 'images']
-    """
+    """MoRF and LeRF of every group and method under one fill, in percent."""
     columns = ["model", "runs", "images", "top-1", "map", "MoRF-AOC", "random order", "over random", "LeRF-AUC", "ABPC"]
     rows = []
     for name, group in summary["groups"].items():
@@ -75,12 +56,7 @@ def removal_table(summary: Summary, fill: str) -> Rows:
 
 
 def box_table(summary: Summary, rule: str = "centre") -> Rows:
-    """Agreement with boxes of every group and map, in percent, with the baselines of the same images.
-
-    Example:
-        >>> box_table(summary).columns[-1]
-        'box IoU'
-    """
+    """Agreement with boxes of every group and map, in percent, with the baselines of the same images."""
     columns = ["model", "map", "images", "ROC-AUC", "AP", "pooled ROC", "pooled AP", "pointing", "box IoU"]
     rows: list[list[str]] = []
     baselines: list[list[str]] = []
@@ -101,12 +77,7 @@ def box_table(summary: Summary, rule: str = "centre") -> Rows:
 
 
 def alignment_table(summary: Summary, layers: bool = False) -> Rows:
-    """Cosine and Spearman with the Perron vector of every group and candidate; with ``layers``, of a by layer.
-
-    Example:
-        >>> alignment_table(summary).columns
-        ['model', 'candidate', 'cosine', 'Spearman']
-    """
+    """Cosine and Spearman with the Perron vector of every group and candidate; with ``layers``, of a by layer."""
     rows: list[list[str]] = []
     if not layers:
         for name, group in summary["groups"].items():
@@ -127,11 +98,7 @@ def alignment_table(summary: Summary, layers: bool = False) -> Rows:
 
 
 def caption(config: Summary) -> str:
-    """What the numbers of :func:`removal_table` and :func:`box_table` are, in one sentence.
-
-    Example:
-        >>> caption(summary["config"])
-    """
+    """What the numbers of :func:`removal_table` and :func:`box_table` are, in one sentence."""
     removal: Sequence[Summary] = list(config["removal"].values())
     first = removal[0]
     which = "correctly classified images" if first["only_correct"] else "images"

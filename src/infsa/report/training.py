@@ -14,11 +14,7 @@ MECHANISM_COLOURS = {"softmax": INK, "infsa_pure": ORANGE, "infsa_linear": BLUE,
 
 
 def read_log(run: str | Path) -> dict[str, list[dict[str, Any]]]:
-    """The lines of a run's ``log.jsonl`` by kind: ``train`` and ``val``.
-
-    Example:
-        >>> read_log("runs/train")["val"][-1]["top1"]
-    """
+    """The lines of a run's ``log.jsonl`` by kind: ``train`` and ``val``."""
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
     for line in (Path(run) / "log.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -27,11 +23,7 @@ def read_log(run: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def draw_curve(run: str | Path) -> Path:
-    """Write ``curve.png`` into a run's folder: loss and accuracy over the epochs.
-
-    Example:
-        >>> draw_curve("runs/train")
-    """
+    """Write ``curve.png`` into a run's folder: loss and accuracy over the epochs."""
     log = read_log(run)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -52,11 +44,7 @@ def draw_curve(run: str | Path) -> Path:
 
 
 def tidy(axes: Axes) -> None:
-    """Leave out what carries no information.
-
-    Example:
-        >>> tidy(figure.subplots())
-    """
+    """Leave out what carries no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
     axes.grid(axis="y", color=GREY, alpha=0.35, linewidth=0.6)
@@ -67,11 +55,7 @@ def _xy(rows: list[dict[str, Any]], name: str, scale: float = 1.0) -> tuple[list
 
 
 def draw_comparison(shards: dict[str, dict[str, list[dict[str, Any]]]], path: str | Path) -> Path:
-    """Validation accuracy over the epochs: one panel per shard, one colour per mechanism, one line per seed.
-
-    Example:
-        >>> draw_comparison({"a": read_json("benchmarks/results/tiny-imagenet-a.json")}, "curves.png")
-    """
+    """Validation accuracy over the epochs: one panel per shard, one colour per mechanism, one line per seed."""
     figure = Figure(figsize=(4.8 * len(shards), 3.6), layout="constrained")
     panels = figure.subplots(1, len(shards), squeeze=False)[0]
     for axes, (shard, mechanisms) in zip(panels, shards.items(), strict=True):

@@ -12,12 +12,7 @@ COLUMNS = ["claim", "paper", "ours", "verdict", "conditions"]
 
 
 def shown(value: float | None, row: dict[str, Any]) -> str:
-    """A number with its unit; a statement as yes or no.
-
-    Example:
-        >>> shown(13.4, {"kind": "ratio", "unit": "×"})
-        '13.4 ×'
-    """
+    """A number with its unit; a statement as yes or no."""
     if value is None:
         return "–"
     if row["kind"] == "statement":
@@ -33,12 +28,7 @@ def shown(value: float | None, row: dict[str, Any]) -> str:
 
 
 def line(row: dict[str, Any]) -> list[str]:
-    """The cells of one claim.
-
-    Example:
-        >>> line(ledger["targets"]["fig-markov"]["rows"][0])[0]
-        'token 0 is first by one hop'
-    """
+    """The cells of one claim."""
     ours = shown(row["ours"], row)
     if row.get("error"):
         ours += f" ± {number(row['error'], 2)}"
@@ -49,12 +39,7 @@ def line(row: dict[str, Any]) -> list[str]:
 
 
 def overview(ledger: Ledger) -> Rows:
-    """How many claims of each target got which verdict.
-
-    Example:
-        >>> overview(ledger).columns[0]
-        'target'
-    """
+    """How many claims of each target got which verdict."""
     rows = []
     for name, target in ledger["targets"].items():
         found = Counter(row["verdict"] for row in target["rows"])
@@ -64,12 +49,7 @@ def overview(ledger: Ledger) -> Rows:
 
 
 def page(ledger: Ledger) -> str:
-    """The whole page in Markdown.
-
-    Example:
-        >>> page(ledger).splitlines()[0]
-        '# What of the paper was reproduced'
-    """
+    """The whole page in Markdown."""
     facts = ledger["made_with"]
     parts = [
         "# What of the paper was reproduced\n",

@@ -46,12 +46,7 @@ def make_ledger(
 
 
 def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
-    """One line of the ledger.
-
-    Example:
-        >>> row_of(TARGETS["fig-markov"].claims()[0], sources)["verdict"]
-        'direction only'
-    """
+    """One line of the ledger."""
     row: dict[str, Any] = {"claim": claim.what, "kind": claim.kind, "unit": claim.unit, "paper": claim.paper}
     try:
         reading = claim.read(sources)
@@ -63,12 +58,7 @@ def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """Six significant digits.
-
-    Example:
-        >>> rounded(0.123456789)
-        0.123457
-    """
+    """Six significant digits."""
     return float(f"{value:.6g}")
 
 

@@ -17,12 +17,7 @@ Summary = dict[str, Any]
 
 
 def measured(sources: Sources, group: str, metric: str) -> tuple[float, float]:
-    """A quality number in percent and its standard error over seeds.
-
-    Example:
-        >>> measured(sources, "infsa_linear", "morf")
-        (59.034, 0.709)
-    """
+    """A quality number in percent and its standard error over seeds."""
     found = sources.file(QUALITY)["groups"][group]
     removal, boxes = found["removal"]["mean"]["methods"]["last"], found["boxes"]["rules"]["centre"]["methods"]["last"]
     cells = {"morf": removal["aoc"], "lerf": removal["lerf_auc"], "over_random": removal["aoc_over_random"]}
@@ -31,22 +26,14 @@ def measured(sources: Sources, group: str, metric: str) -> tuple[float, float]:
 
 
 def value_of(group: str, metric: str, sources: Sources) -> Reading:
-    """A quality number of one mechanism.
-
-    Example:
-        >>> value_of("infsa_linear", "morf", sources).value
-    """
+    """A quality number of one mechanism."""
     value, error = measured(sources, group, metric)
     conditions = f"{SMALL}, {sources.file(QUALITY)['groups'][group]['runs']} runs"
     return Reading(value, error, conditions, needs=IMAGENET, file=QUALITY)
 
 
 def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
-    """How far one mechanism is above another.
-
-    Example:
-        >>> gap("infsa_linear", "softmax", "morf", sources).value
-    """
+    """How far one mechanism is above another."""
     (a, a_error), (b, b_error) = (measured(sources, group, metric) for group in (first, second))
     runs = sources.file(QUALITY)["groups"][first]["runs"]
     conditions = f"{SMALL}, {runs} runs each: {a:.1f} against {b:.1f}"
@@ -68,12 +55,7 @@ def quality() -> list[Claim]:
 
 
 def curves(metrics: dict[str, str]) -> list[Claim]:
-    """The values that the curves of the supplement carry, and who leads.
-
-    Example:
-        >>> curves({"morf": "MoRF-AOC"})[0].what
-        'Standard ViT, MoRF-AOC'
-    """
+    """The values that the curves of the supplement carry, and who leads."""
     said = paper()["quality"]["groups"]
     claims = []
     for metric, label in metrics.items():
@@ -228,11 +210,7 @@ def ablation() -> list[Claim]:
 
 
 def accuracy_gap(first: str, second: str, sources: Sources) -> Reading:
-    """Top-1 of one mechanism above another, mean over both shards.
-
-    Example:
-        >>> accuracy_gap("infsa_linear", "softmax", sources).value
-    """
+    """Top-1 of one mechanism above another, mean over both shards."""
     gaps, variance, listed = [], 0.0, []
     for file in SHARDS:
         means = {}
@@ -248,13 +226,7 @@ def accuracy_gap(first: str, second: str, sources: Sources) -> Reading:
 
 
 def unavailable(needs: str, sources: Sources) -> Reading:
-    """No measurement, and what one needs.
-
-    Example:
-        >>> unavailable("ImageNet-1K", sources)
-        Traceback (most recent call last):
-        infsa.reproduce.claims.Unavailable: needs ImageNet-1K
-    """
+    """No measurement, and what one needs."""
     raise Unavailable(f"needs {needs}")
 
 

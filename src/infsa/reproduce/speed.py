@@ -25,11 +25,7 @@ Row = dict[str, Any]
 
 
 def bench_row(sources: Sources, mechanism: str, side: int, mode: str = "infer", **fields: Any) -> Row:
-    """A finished row of the benchmark.
-
-    Example:
-        >>> bench_row(sources, "infsa_linear", 1024, depth=4, heads=64)["latency_ms"]["median"]
-    """
+    """A finished row of the benchmark."""
     key = Case(mechanism, size=(side, side), mode=mode, **fields).key
     row = sources.bench()["rows"].get(key)
     if row is None or "latency_ms" not in row:
@@ -39,33 +35,18 @@ def bench_row(sources: Sources, mechanism: str, side: int, mode: str = "infer", 
 
 
 def machine(sources: Sources) -> str:
-    """The device of the benchmark.
-
-    Example:
-        >>> machine(sources)
-        'NVIDIA H200'
-    """
+    """The device of the benchmark."""
     facts = sources.bench()["machines"][-1]
     return str(facts.get("gpu") or facts["cpu"])
 
 
 def milliseconds(row: Row) -> float:
-    """A row's median time.
-
-    Example:
-        >>> milliseconds({"latency_ms": {"median": 2.0}})
-        2.0
-    """
+    """A row's median time."""
     return float(row["latency_ms"]["median"])
 
 
 def joules(row: Row) -> float:
-    """A row's measured energy per image.
-
-    Example:
-        >>> joules({"energy": {"source": "NVML", "joules_per_image": 1.5}})
-        1.5
-    """
+    """A row's measured energy per image."""
     energy = row.get("energy") or {}
     if not energy.get("source"):
         why = "was not asked for" if "energy" not in row else "could not be counted"
@@ -77,32 +58,18 @@ Value = Callable[[Row], float]
 
 
 def noise(row: Row) -> float:
-    """The relative standard error of a row's time, from the medians of its rounds; 0 if there was one round.
-
-    Example:
-        >>> noise({"latency_ms": {"median": 2.0, "rounds": [1.9, 2.0, 2.1]}})
-        0.0289
-    """
+    """The relative standard error of a row's time, from the medians of its rounds; 0 if there was one round."""
     rounds = row["latency_ms"].get("rounds", ())
     return statistics.stdev(rounds) / math.sqrt(len(rounds)) / milliseconds(row) if len(rounds) > 1 else 0.0
 
 
 def marked(conditions: str, rows: Sequence[Row]) -> str:
-    """The conditions, with a word if the rounds of a row differ.
-
-    Example:
-        >>> marked("H200", [{"latency_ms": {"drift": True}}])
-        'H200; rounds differ'
-    """
+    """The conditions, with a word if the rounds of a row differ."""
     return conditions + ("; rounds differ" if any(row["latency_ms"].get("drift") for row in rows) else "")
 
 
 def ratio(over: str, under: str, value: Value, side: int, fields: Row, mode: str, sources: Sources) -> Reading:
-    """How many times larger a number of one mechanism is than another's, in one run.
-
-    Example:
-        >>> ratio("softmax-naive", "infsa_linear", milliseconds, 1024, FOUR, "infer", sources)
-    """
+    """How many times larger a number of one mechanism is than another's, in one run."""
     rows = [bench_row(sources, name, side, mode, **fields) for name in (over, under)]
     first, second = map(value, rows)
     conditions = marked(f"{machine(sources)}: {first:.3g} against {second:.3g}", rows)
@@ -111,11 +78,7 @@ def ratio(over: str, under: str, value: Value, side: int, fields: Row, mode: str
 
 
 def absolute(mechanism: str, value: Value, side: int, fields: Row, mode: str, sources: Sources) -> Reading:
-    """A number of one mechanism, on the GPU of the result file.
-
-    Example:
-        >>> absolute("infsa_linear", milliseconds, 1024, FOUR, "infer", sources)
-    """
+    """A number of one mechanism, on the GPU of the result file."""
     row = bench_row(sources, mechanism, side, mode, **fields)
     gpu = machine(sources)
     same = "A100" in gpu and "40GB" in gpu
@@ -124,11 +87,7 @@ def absolute(mechanism: str, value: Value, side: int, fields: Row, mode: str, so
 
 
 def lead(value: Value, fields: Row, others: Sequence[str], sources: Sources) -> Reading:
-    """How far Linear-InfSA is ahead of the best of the others at 1024².
-
-    Example:
-        >>> lead(milliseconds, FOUR, ["agent", "soft"], sources)
-    """
+    """How far Linear-InfSA is ahead of the best of the others at 1024²."""
     found = {name: value(bench_row(sources, OURS[name], 1024, **fields)) for name in others}
     best = min(found, key=found.__getitem__)
     reading = ratio(OURS[best], "infsa_linear", value, 1024, fields, "infer", sources)
@@ -138,11 +97,7 @@ def lead(value: Value, fields: Row, others: Sequence[str], sources: Sources) -> 
 
 
 def tier(names: Sequence[str], sources: Sources) -> Reading:
-    """The mean speed-up of a tier over unfused softmax, 4 layers at 1024².
-
-    Example:
-        >>> tier(["linformer", "soft", "agent"], sources)
-    """
+    """The mean speed-up of a tier over unfused softmax, 4 layers at 1024²."""
     found = [ratio("softmax-naive", name, milliseconds, 1024, FOUR, "infer", sources) for name in names]
     conditions = machine(sources) + ": " + ", ".join(f"{n} {x.value:.2f}" for n, x in zip(names, found, strict=True))
     mean, error = statistics.mean(x.value for x in found), math.hypot(*(x.error for x in found)) / len(found)
@@ -150,11 +105,7 @@ def tier(names: Sequence[str], sources: Sources) -> Reading:
 
 
 def tiers_apart(first: Sequence[str], second: Sequence[str], sources: Sources) -> Reading:
-    """How many times faster a tier is than another, by the means of their speed-ups.
-
-    Example:
-        >>> tiers_apart(["soft"], ["mlla"], sources)
-    """
+    """How many times faster a tier is than another, by the means of their speed-ups."""
     a, b = tier(first, sources), tier(second, sources)
     error = a.value / b.value * math.hypot(a.error / a.value, b.error / b.value)
     conditions = f"{a.conditions} against {b.conditions.removeprefix(machine(sources) + ': ')}"
@@ -162,12 +113,7 @@ def tiers_apart(first: Sequence[str], second: Sequence[str], sources: Sources) -
 
 
 def others_run_out(side: int, sources: Sources) -> Reading:
-    """Whether every mechanism but Linear-InfSA needs more than the paper's 40 GB at this resolution.
-
-    Example:
-        >>> others_run_out(2048, sources).value
-        0.0
-    """
+    """Whether every mechanism but Linear-InfSA needs more than the paper's 40 GB at this resolution."""
     rows = sources.bench()["rows"]
     peaks: dict[str, float | None] = {}
     for name in (*NINE[:-1], "softmax-naive", "softmax-flash", "softmax-cudnn", "infsa_pure-triton"):
@@ -182,36 +128,21 @@ def others_run_out(side: int, sources: Sources) -> Reading:
 
 
 def linear_completes(sources: Sources) -> Reading:
-    """Whether Linear InfViT-4L infers a 9216² image within 40 GB.
-
-    Example:
-        >>> linear_completes(sources).value
-        1.0
-    """
+    """Whether Linear InfViT-4L infers a 9216² image within 40 GB."""
     peak = bench_row(sources, "infsa_linear", 9216, **FOUR)["peak_bytes"]
     conditions = f"{machine(sources)}, peak {peak / 2**30:.2f} GiB"
     return Reading(float(peak <= MEMORY), conditions=conditions, same=True, file=sources.bench_name)
 
 
 def exponent(mechanism: str, sources: Sources) -> tuple[float, float]:
-    """The exponent of N in the time of a 4-layer model between its largest sizes, and its error.
-
-    Example:
-        >>> exponent("infsa_linear", sources)[0]
-        1.02
-    """
+    """The exponent of N in the time of a 4-layer model between its largest sizes, and its error."""
     rows = [bench_row(sources, mechanism, side, **FOUR) for side in LARGEST_SIDES]
     growth = math.log(rows[1]["tokens"] / rows[0]["tokens"])
     return math.log(milliseconds(rows[1]) / milliseconds(rows[0])) / growth, math.hypot(*map(noise, rows)) / growth
 
 
 def near_linear(sources: Sources) -> Reading:
-    """Whether the time of Linear-InfSA grows about in proportion to N where launches no longer count.
-
-    Example:
-        >>> near_linear(sources).value
-        1.0
-    """
+    """Whether the time of Linear-InfSA grows about in proportion to N where launches no longer count."""
     found, _ = exponent("infsa_linear", sources)
     sides = "² to ".join(map(str, LARGEST_SIDES))
     conditions = f"{machine(sources)}: time ~ N^{found:.2f} from {sides}²"
@@ -220,12 +151,7 @@ def near_linear(sources: Sources) -> Reading:
 
 
 def parameters(config: str, mechanism: str, sources: Sources) -> Reading:
-    """Counted parameters in millions, with the two extra D×D layers of ``paper_params=True``.
-
-    Example:
-        >>> parameters("4L-64H", "infsa_linear", sources).value
-        53.45
-    """
+    """Counted parameters in millions, with the two extra D×D layers of ``paper_params=True``."""
     fields = CONFIGS[config]
 
     def count() -> dict[str, Any]:

@@ -50,10 +50,6 @@ TARGETS: dict[str, Target] = {
 
 
 def check_target(name: str) -> None:
-    """Refuse a name that is no target.
-
-    Example:
-        >>> check_target("table1")
-    """
+    """Refuse a name that is no target."""
     if name not in TARGETS:
         raise ValueError(f"target must be one of {list(TARGETS)}, got {name!r}")

@@ -137,12 +137,7 @@ def training_cost() -> list[Claim]:
 
 
 def shipped_digest() -> str:
-    """What tells the shipped weights from others.
-
-    Example:
-        >>> len(shipped_digest())
-        12
-    """
+    """What tells the shipped weights from others."""
     digest = hashlib.sha256()
     for file in filter(None, map(shipped_weights, SHIPPED)):
         digest.update(file.read_bytes())

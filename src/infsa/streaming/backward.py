@@ -97,11 +97,7 @@ def stream_backward(
 
 
 class Checkpoints(Spill):
-    """The tokens of every layer: a spill that an engine fills and that forgets nothing.
-
-    Example:
-        >>> Checkpoints([Spill(2**20) for _ in range(7)]).put(0, 3, x)
-    """
+    """The tokens of every layer: a spill that an engine fills and that forgets nothing."""
 
     keeps_last = True
 
@@ -124,11 +120,7 @@ class Checkpoints(Spill):
 
 
 class Gradients:
-    """Undoes the passes of an engine; every tile starts at its pixels.
-
-    Example:
-        >>> value, logits = Gradients(engine).run(loss)
-    """
+    """Undoes the passes of an engine; every tile starts at its pixels."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.network, self.model = engine, engine.network, engine.network.model
@@ -277,11 +269,7 @@ class Gradients:
 
 
 class SpilledGradients(Gradients):
-    """The same, one block at a time: the tokens of every layer are kept, and so is the gradient of the current ones.
-
-    Example:
-        >>> value, logits = SpilledGradients(engine, checkpoints, Spill(2**30)).run(loss)
-    """
+    """The same, one block at a time: the tokens of every layer are kept, and so is the gradient of the current ones."""
 
     def __init__(self, engine: Engine, checkpoints: Checkpoints, gradients: Spill) -> None:
         super().__init__(engine)

@@ -9,12 +9,7 @@ from .source import Pixels, Source
 
 
 class ChosenBands(Source):
-    """Some channels of another source, in an order of choice; none of them is opacity.
-
-    Example:
-        >>> ChosenBands(open_source("landsat.tif"), (3, 2, 1)).channels
-        3
-    """
+    """Some channels of another source, in an order of choice; none of them is opacity."""
 
     opacity = False
 
@@ -25,30 +20,16 @@ class ChosenBands(Source):
         self.bands, self.sequential = source.bands, source.sequential
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
-        """A window of the chosen channels.
-
-        Example:
-            >>> source.read(0, 0, 8, 8).shape
-            (8, 8, 3)
-        """
+        """A window of the chosen channels."""
         window = self.source.read(top, left, bottom, right)
         return window[self.chosen] if self.model_input else window[..., self.chosen]
 
     def restart(self) -> None:
-        """Called before each pass over the image.
-
-        Example:
-            >>> source.restart()
-        """
+        """Called before each pass over the image."""
         self.source.restart()
 
     def describe(self) -> str:
-        """What tells this image from another, and the channels.
-
-        Example:
-            >>> source.describe()
-            'TiffSource 64x64x8 5f0c... bands [3, 2, 1]'
-        """
+        """What tells this image from another, and the channels."""
         return f"{self.source.describe()} bands {self.chosen}"
 
 

@@ -7,12 +7,7 @@ from numpy.typing import NDArray
 
 
 def rgb_of_cmyk(inks: NDArray[Any]) -> NDArray[Any]:
-    """Ink amounts (h, w, 4) of 8 or 16 bits to RGB of the same type, (1 − ink)(1 − black), as Pillow converts them.
-
-    Example:
-        >>> rgb_of_cmyk(np.array([[[255, 0, 0, 0]]], np.uint8))
-        array([[[  0, 255, 255]]], dtype=uint8)
-    """
+    """Ink amounts (h, w, 4) of 8 or 16 bits to RGB of the same type, (1 − ink)(1 − black), as Pillow converts them."""
     full = np.iinfo(inks.dtype).max
     light = full - inks[..., 3:].astype(np.uint64)
     return (light - (inks[..., :3] * light + full // 2) // full).astype(inks.dtype)
@@ -22,10 +17,6 @@ def rgb_of_palette(indices: NDArray[Any], palette: NDArray[Any]) -> NDArray[np.u
     """Places (h, w, 1) in a palette (colours, 3) of 16 bits to RGB of 8 bits, as Pillow converts them.
 
     Some writers fill a palette with values of 8 bits; one without a larger value is taken as that.
-
-    Example:
-        >>> rgb_of_palette(np.array([[[1]]]), np.array([[0, 0, 0], [65535, 256, 0]]))
-        array([[[255,   1,   0]]], dtype=uint8)
     """
     colours = palette if palette.max(initial=0) < 256 else palette >> 8
     return colours.astype(np.uint8)[indices[..., 0]]

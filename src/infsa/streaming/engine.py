@@ -31,11 +31,7 @@ class Progress(NamedTuple):
 
 
 class Bookmark(NamedTuple):
-    """Where a stream stands between two tiles: enough to go on from there.
-
-    Example:
-        >>> Bookmark(step=3, done=17, sums=sums)
-    """
+    """Where a stream stands between two tiles: enough to go on from there."""
 
     step: int
     done: int
@@ -58,10 +54,6 @@ class Engine:
         weights: (R, tiles) weights of the tiles in R versions of the sums; None: one version, all 1.
         budget: bytes that the process may hold; when they are nearly used up, freed memory is given back.
         report: called after every tile.
-
-    Example:
-        >>> engine = Engine(network, feed, range(len(network.tiling)))
-        >>> logits, features = engine.run()
     """
 
     network: Network

@@ -96,12 +96,7 @@ def estimate(
 
 
 def jackknife_weights(drawn: Tensor, total: int) -> Tensor:
-    """Weights of all tiles: in the first row every drawn tile, in the others all but one group: (1 + G, tiles).
-
-    Example:
-        >>> jackknife_weights(torch.arange(10), 20)[0, :2]
-        tensor([2., 2.], dtype=torch.float64)
-    """
+    """Weights of all tiles: in the first row every drawn tile, in the others all but one group: (1 + G, tiles)."""
     weights = torch.zeros(1 if len(drawn) == total else 1 + GROUPS, total, dtype=torch.float64)
     weights[0, drawn] = total / len(drawn)
     group = torch.arange(len(drawn)) % GROUPS  # the draw is in random order already
@@ -118,9 +113,6 @@ def half_width(logits: Tensor, count: int, total: int, confidence: float) -> Ten
 
     The bias is not taken off the estimate, because it is known too roughly: that makes errors larger. It widens the
     interval instead. For a mean over tiles it is zero, and the interval that of the textbooks.
-
-    Example:
-        >>> half_width(logits, count=10, total=100, confidence=0.9)
     """
     if count == total:
         return torch.zeros_like(logits[:1])
@@ -131,12 +123,7 @@ def half_width(logits: Tensor, count: int, total: int, confidence: float) -> Ten
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """A quantile of Student's t by its expansion around the normal; to 0.2 % for 9 degrees of freedom up to 0.995.
-
-    Example:
-        >>> round(t_quantile(0.95, 9), 2)
-        1.83
-    """
+    """A quantile of Student's t by its expansion around the normal; to 0.2 % for 9 degrees of freedom up to 0.995."""
     z, n = NormalDist().inv_cdf(probability), freedom
     terms = (
         (z**3 + z) / 4,

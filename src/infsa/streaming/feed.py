@@ -34,13 +34,7 @@ class BadTile(NamedTuple):
 
 
 def ahead(jobs: Iterator[Callable[[], T]], pool: ThreadPoolExecutor, depth: int = AHEAD) -> Iterator[T]:
-    """The results of jobs in their order, of which ``depth`` are under way while one is used.
-
-    Example:
-        >>> with ThreadPoolExecutor() as pool:
-        ...     list(ahead(iter([lambda: 1, lambda: 2]), pool))
-        [1, 2]
-    """
+    """The results of jobs in their order, of which ``depth`` are under way while one is used."""
     waiting: deque[Future[T]] = deque()
     try:
         for job in jobs:
@@ -55,12 +49,7 @@ def ahead(jobs: Iterator[Callable[[], T]], pool: ThreadPoolExecutor, depth: int 
 
 
 class Feed:
-    """Reads tiles of a source in the order asked for.
-
-    Example:
-        >>> for tile, pixels in Feed(source, tiling, Colours(model))([0, 1, 2]):
-        ...     print(tile.number, pixels.shape)
-    """
+    """Reads tiles of a source in the order asked for."""
 
     def __init__(self, source: Source, tiling: Tiling, colours: Colours) -> None:
         self.source, self.tiling, self.colours = source, tiling, colours
@@ -77,12 +66,7 @@ class Feed:
                 yield from ahead((partial(self._read, self.tiling[number]) for number in numbers), pool)
 
     def held(self) -> int:
-        """Bytes of pixels and model input that wait at any moment.
-
-        Example:
-            >>> Feed(source, tiling, Colours(model)).held()
-            50331648
-        """
+        """Bytes of pixels and model input that wait at any moment."""
         rows, columns = (s * p for s, p in zip(self.tiling.step, self.tiling.patch, strict=True))
         rows, columns = min(rows, self.source.height), min(columns, self.source.width)
         tile = rows * columns * self.source.channels

@@ -9,12 +9,7 @@ from numpy.typing import NDArray
 
 
 class FileArray:
-    """A C-ordered array (H, W), (H, W, C) or (C, H, W) at some place of a file, cut like an array.
-
-    Example:
-        >>> FileArray(Path("image.npy"), np.dtype("uint8"), (18000, 18000, 3), 128)[:64, 100:200].shape
-        (64, 100, 3)
-    """
+    """A C-ordered array (H, W), (H, W, C) or (C, H, W) at some place of a file, cut like an array."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
         self.dtype, self.shape, self.ndim, self.offset = dtype, shape, len(shape), offset

@@ -37,9 +37,6 @@ class MapPass:
         engine: after its run.
         layer: the block to read, from the end if negative.
         head: one head, or None for their mean.
-
-    Example:
-        >>> whole = MapPass(engine).array()
     """
 
     def __init__(self, engine: Engine, layer: int = -1, head: int | None = None) -> None:
@@ -86,20 +83,11 @@ class MapPass:
             yield waiting[0]
 
     def array(self) -> Map:
-        """The whole map in memory, (h, w).
-
-        Example:
-            >>> MapPass(engine).array().sum()
-            1.0
-        """
+        """The whole map in memory, (h, w)."""
         return np.concatenate(list(self.blocks()))
 
     def write(self, path: str | Path) -> Path:
-        """Write the map as tiled TIFF or Zarr, by the ending, with an overview beside it; return its path.
-
-        Example:
-            >>> MapPass(engine).write("map.tif")
-        """
+        """Write the map as tiled TIFF or Zarr, by the ending, with an overview beside it; return its path."""
         path = Path(path)
         overview = Overview(self.network.grid)
         if path.suffix == ".zarr":
@@ -176,14 +164,7 @@ class MapPass:
 
 
 class Overview:
-    """A small picture of a map, from its blocks.
-
-    Example:
-        >>> overview = Overview((2250, 2250))
-        >>> overview.add(block)
-        >>> overview.picture().size
-        (750, 750)
-    """
+    """A small picture of a map, from its blocks."""
 
     def __init__(self, grid: tuple[int, int]) -> None:
         self.grid, self.row = grid, 0

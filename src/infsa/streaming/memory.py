@@ -13,12 +13,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "ki
 
 
 def parse_bytes(text: str | int) -> int:
-    """A number of bytes from ``"2GiB"``, ``"500 MB"`` or a whole number.
-
-    Example:
-        >>> parse_bytes("2GiB")
-        2147483648
-    """
+    """A number of bytes from ``"2GiB"``, ``"500 MB"`` or a whole number."""
     if isinstance(text, int) and not isinstance(text, bool):
         number, unit = float(text), ""
     else:
@@ -32,12 +27,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now (its resident set).
-
-    Example:
-        >>> resident() > 2**20
-        True
-    """
+    """Bytes of memory that this process holds now (its resident set)."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -50,11 +40,7 @@ def resident() -> int:
 
 
 def trim() -> None:
-    """Have the C library give freed memory back, where it can.
-
-    Example:
-        >>> trim()
-    """
+    """Have the C library give freed memory back, where it can."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(0)

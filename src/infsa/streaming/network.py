@@ -25,12 +25,7 @@ Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum cou
 
 
 class Step(NamedTuple):
-    """One pass over the tokens: a round of a layer, or the pooling after the last layer.
-
-    Example:
-        >>> Network(model, tiling).steps[0]
-        Step(layer=0, round=0, pool=False)
-    """
+    """One pass over the tokens: a round of a layer, or the pooling after the last layer."""
 
     layer: int  # the tokens are those that enter this layer
     round: int = 0
@@ -38,12 +33,7 @@ class Step(NamedTuple):
 
 
 class Network:
-    """The token-wise and the small parts of a model, on an image of known size.
-
-    Example:
-        >>> network = Network(model, Tiling((18000, 18000), (8, 8), 1024))
-        >>> x = network.embed(pixels, tile)
-    """
+    """The token-wise and the small parts of a model, on an image of known size."""
 
     def __init__(self, model: InfViT, tiling: Tiling) -> None:
         check_model(model)
@@ -250,11 +240,7 @@ def attention(block: nn.Module) -> LinearInfSA:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse, in one line, a model whose tokens share more than sums.
-
-    Example:
-        >>> check_model(infsa.create_model("infvit_linear_tiny"))
-    """
+    """Refuse, in one line, a model whose tokens share more than sums."""
     if not isinstance(model, InfViT):
         raise TypeError(f"streaming takes an InfViT, got {type(model).__name__}")
     for block in model.blocks:

@@ -13,12 +13,7 @@ from .source import ArraySource, Source, from_array
 
 
 def open_npy(path: Path) -> Source:
-    """An array on disk; a file that is shorter or longer than its header says is refused.
-
-    Example:
-        >>> open_npy(Path("image.npy")).height
-        18000
-    """
+    """An array on disk; a file that is shorter or longer than its header says is refused."""
     with path.open("rb") as file:
         try:
             shape, in_columns, dtype = _header(file)

@@ -26,9 +26,6 @@ def check_outputs(
         code: ``.safetensors``.
         state: any name; a state of another stream is refused when it is read.
         overwrite: replace files that are no such results.
-
-    Example:
-        >>> check_outputs("slide.tif", Path("map.tif"), Path("code.safetensors"), Path("job.state"))
     """
     if map is not None:
         check_map_path(map, image, overwrite)
@@ -45,11 +42,7 @@ def check_outputs(
 
 
 def check_place(path: Path, image: str) -> None:
-    """Refuse a file that could not be written or that would replace the image.
-
-    Example:
-        >>> check_place(Path("code.safetensors"), "slide.tif")
-    """
+    """Refuse a file that could not be written or that would replace the image."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder, a file is wanted")
     _check_not_image(path, image)
@@ -70,11 +63,7 @@ def _check_not_image(path: Path, image: str) -> None:
 
 
 def check_map_path(path: Path, image: str, overwrite: bool = False) -> None:
-    """Refuse a place where no map can be written, or where it or its overview would replace something else.
-
-    Example:
-        >>> check_map_path(Path("map.tif"), "slide.tif")
-    """
+    """Refuse a place where no map can be written, or where it or its overview would replace something else."""
     if path.suffix not in (".tif", ".tiff", ".zarr"):
         raise ValueError(f"a map is written as .tif, .tiff or .zarr, got {path.name}")
     overview = path.with_suffix(".png")
@@ -90,11 +79,7 @@ def check_map_path(path: Path, image: str, overwrite: bool = False) -> None:
 
 
 def refuse_existing(path: Path, kind: str, ours: Callable[[Path], bool], overwrite: bool) -> None:
-    """Refuse to replace a file that is not of a kind, unless that is asked for.
-
-    Example:
-        >>> refuse_existing(Path("map.tif"), "a map", lambda path: False, overwrite=False)
-    """
+    """Refuse to replace a file that is not of a kind, unless that is asked for."""
     if path.exists() and not overwrite and not ours(path):
         raise FileExistsError(f"{path} exists already and is not {kind}; overwrite=True replaces it")
 

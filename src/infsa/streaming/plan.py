@@ -16,23 +16,14 @@ SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpret
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory budget and where tokens stay: a folder, memory with room for so many bytes, or nowhere.
-
-    Example:
-        >>> plan(network, feed, "auto", "2GiB", None, working_bytes(network), stored_bytes(network)).budget
-        2147483648
-    """
+    """The memory budget and where tokens stay: a folder, memory with room for so many bytes, or nowhere."""
 
     budget: int | None
     room: int
     folder: Path | None = None
 
     def spill(self, network: Network) -> Spill | None:
-        """A store for the tokens of one layer, or None.
-
-        Example:
-            >>> spill = laid.spill(network)
-        """
+        """A store for the tokens of one layer, or None."""
         if self.folder is not None:
             return FileSpill(self.folder, network.tiling, network.model.embed_dim, network.dtype)
         return Spill(self.room) if self.room else None
@@ -57,10 +48,6 @@ def plan(
         scratch: folder for tokens that do not fit.
         working: bytes that the computation on one tile takes.
         stored: bytes of all tokens that a spill would keep.
-
-    Example:
-        >>> plan(network, feed, "spill", None, "/scratch", working_bytes(network), stored_bytes(network)).folder
-        PosixPath('/scratch')
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {list(STRATEGIES)}, got {strategy!r}")
@@ -92,12 +79,7 @@ def plan(
 
 
 def checked_folder(folder: Path, stored: int) -> Path:
-    """A folder for so many bytes; one without room for them is refused.
-
-    Example:
-        >>> checked_folder(Path("/scratch"), 2**30)
-        PosixPath('/scratch')
-    """
+    """A folder for so many bytes; one without room for them is refused."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if stored > free:
@@ -106,33 +88,18 @@ def checked_folder(folder: Path, stored: int) -> Path:
 
 
 def stored_bytes(network: Network) -> int:
-    """The tokens of all patches at one layer.
-
-    Example:
-        >>> stored_bytes(network) // 2**20
-        3707
-    """
+    """The tokens of all patches at one layer."""
     return network.grid[0] * network.grid[1] * network.model.embed_dim * network.dtype.itemsize
 
 
 def hidden_width(network: Network) -> int:
-    """The widest hidden layer of the blocks.
-
-    Example:
-        >>> hidden_width(network)
-        768
-    """
+    """The widest hidden layer of the blocks."""
     blocks = [block for block in network.model.blocks if isinstance(block, Block)]
     return max((int(block.mlp.fc1.out_features) for block in blocks if block.mlp is not None), default=0)  # type: ignore[arg-type]
 
 
 def working_bytes(network: Network) -> int:
-    """What one tile takes on its way through a block: pixels, a few copies of its tokens, scores, its hidden layer.
-
-    Example:
-        >>> working_bytes(network) // 2**20
-        207
-    """
+    """What one tile takes on its way through a block: pixels, a few copies of its tokens, scores, its hidden layer."""
     (rows, columns), (high, wide) = network.tiling.step, network.tiling.patch
     tokens, width, size = rows * columns, network.model.embed_dim, network.dtype.itemsize
     chunk = min(tokens, getattr(network.model.blocks[0], "mlp_chunk", None) or tokens)
@@ -143,12 +110,7 @@ def working_bytes(network: Network) -> int:
 
 
 def graph_bytes(network: Network, blocks: int) -> int:
-    """What autograd keeps of one tile on its way through so many blocks, and the gradients of all parameters.
-
-    Example:
-        >>> graph_bytes(network, 6) // 2**20
-        1500
-    """
+    """What autograd keeps of one tile on its way through so many blocks, and the gradients of all parameters."""
     rows, columns = network.tiling.step
     per_block = (12 * network.model.embed_dim + 3 * hidden_width(network)) * max(network.dtype.itemsize, 4)
     parameters = sum(p.numel() for p in network.model.parameters()) * 4 * max(network.dtype.itemsize, 4)

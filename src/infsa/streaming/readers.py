@@ -24,12 +24,7 @@ def needed(module: str, package: str, for_what: str) -> Any:
 
 
 def open_file(path: Path, level: int = 0, series: int | None = None, page: int | None = None) -> Source:
-    """The reader of a file, by its ending; what it does not offer (``level``, ``series``, ``page``) is refused.
-
-    Example:
-        >>> open_file(Path("photo.jpg")).sequential
-        True
-    """
+    """The reader of a file, by its ending; what it does not offer (``level``, ``series``, ``page``) is refused."""
     from .npy_reader import open_npy
     from .strip_reader import STRIPS, StripSource
     from .tiff_reader import open_tiff
@@ -69,12 +64,7 @@ def _check_file(path: Path) -> None:
 
 
 class SlideSource(Source):
-    """Whole-slide images by openslide; what a slide does not cover is transparent, that is, white.
-
-    Example:
-        >>> SlideSource(Path("slide.svs"), level=0).channels
-        4
-    """
+    """Whole-slide images by openslide; what a slide does not cover is transparent, that is, white."""
 
     channels, itemsize = 4, 1
     overhead = 160 << 20  # its cache of decoded tiles, and the codecs
@@ -95,12 +85,7 @@ class SlideSource(Source):
             raise ValueError(f"{self.path}: {one_line(error)}") from error
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window (h, w, 4).
-
-        Example:
-            >>> source.read(0, 0, 256, 256).shape
-            (256, 256, 4)
-        """
+        """A window (h, w, 4)."""
         corner = round(left * self.scale), round(top * self.scale)
         try:
             return np.asarray(self.slide.read_region(corner, self.level, (right - left, bottom - top)))

@@ -181,11 +181,7 @@ def _run(
 
 
 def prepare(model: InfViT, source: Source, tile: int) -> tuple[Network, Feed]:
-    """The model and the image, checked against each other as the model itself would.
-
-    Example:
-        >>> network, feed = prepare(model, open_source("slide.tif"), 1024)
-    """
+    """The model and the image, checked against each other as the model itself would."""
     colours = Colours(model, source)
     patch = tuple(model.patch_embed.patch_size)
     model.grid_of(torch.empty(1, model.in_chans, source.height, source.width, device="meta"))

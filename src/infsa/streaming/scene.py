@@ -132,11 +132,7 @@ class SceneCode:
 
 
 def check_code_path(path: Path, overwrite: bool = False) -> None:
-    """Refuse another ending than .safetensors, and to replace a file that is no scene code unless that is asked for.
-
-    Example:
-        >>> check_code_path(Path("code.safetensors"))
-    """
+    """Refuse another ending than .safetensors, and to replace a file that is no scene code unless that is asked for."""
     if path.suffix != ".safetensors":
         raise ValueError(f"a scene code is written as .safetensors, got {path.name}")
     if path.exists() and not overwrite and "size" not in read_facts(path):

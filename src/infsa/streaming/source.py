@@ -107,12 +107,7 @@ def _file_sample(path: Path) -> Iterator[bytes]:
 
 
 class TensorSource(Source):
-    """Model input (C, H, W) or (1, C, H, W): floating tensors and arrays.
-
-    Example:
-        >>> TensorSource(torch.randn(3, 1000, 700)).width
-        700
-    """
+    """Model input (C, H, W) or (1, C, H, W): floating tensors and arrays."""
 
     model_input = True
 
@@ -125,12 +120,7 @@ class TensorSource(Source):
         self.itemsize = tensor.dtype.itemsize
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Tensor:
-        """A window (c, h, w).
-
-        Example:
-            >>> source.read(0, 0, 8, 8).shape
-            torch.Size([3, 8, 8])
-        """
+        """A window (c, h, w)."""
         window = self.tensor[:, top:bottom, left:right]
         if isinstance(window, Tensor):
             return window
@@ -140,12 +130,7 @@ class TensorSource(Source):
 
 
 class ArraySource(Source):
-    """Pixels (H, W, C) or (H, W) of uint8 or uint16, in memory or memory-mapped.
-
-    Example:
-        >>> ArraySource(np.load("image.npy", mmap_mode="r")).height
-        18000
-    """
+    """Pixels (H, W, C) or (H, W) of uint8 or uint16, in memory or memory-mapped."""
 
     def __init__(self, array: Any, name: str = "the array") -> None:
         if array.ndim not in (2, 3):
@@ -158,12 +143,7 @@ class ArraySource(Source):
             self.overhead = 64 << 20  # pages that come along with those that are read
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window (h, w, c), copied.
-
-        Example:
-            >>> source.read(0, 0, 8, 8).shape
-            (8, 8, 3)
-        """
+        """A window (h, w, c), copied."""
         window = np.array(self.array[top:bottom, left:right])
         forget_pages(self.array)
         return window.reshape(*window.shape[:2], self.channels)
@@ -198,10 +178,6 @@ class Colours:
 
     The mean and standard deviation are the model's. Grey pixels serve as three equal colours; a further channel is
     the opacity where the source has one. What fits neither is refused before anything is read.
-
-    Example:
-        >>> Colours(model)(np.zeros((8, 8, 3), np.uint8)).shape
-        torch.Size([1, 3, 8, 8])
     """
 
     def __init__(self, model: InfViT, source: Source | None = None) -> None:

@@ -18,12 +18,6 @@ class Spill:
 
     Args:
         capacity: bytes that may be held; tiles beyond it are not kept.
-
-    Example:
-        >>> spill = Spill(2**30)
-        >>> spill.put(0, 1, torch.randn(1, 16, 192))
-        >>> spill.get(0)[0]
-        1
     """
 
     keeps_last = False  # whether the tokens that leave the last layer are worth keeping
@@ -66,11 +60,7 @@ class Spill:
 
 
 class FileSpill(Spill):
-    """The same in a file of a folder, without mapping it: the system may cache it, the process does not hold it.
-
-    Example:
-        >>> spill = FileSpill("/scratch", tiling, 192, torch.float32)
-    """
+    """The same in a file of a folder, without mapping it: the system may cache it, the process does not hold it."""
 
     def __init__(self, folder: str | Path, tiling: Tiling, width: int, dtype: torch.dtype) -> None:
         super().__init__(tiling.grid[0] * tiling.grid[1] * width * dtype.itemsize)

@@ -50,11 +50,6 @@ class StateFile:
         path: of the file.
         model: whose weights the file is for.
         every: least seconds between two savings.
-
-    Example:
-        >>> state = StateFile("job.state", model, every=30)
-        >>> engine.save = state.save
-        >>> engine.run(state.resume(engine))
     """
 
     def __init__(self, path: str | Path, model: InfViT, every: float = 30.0) -> None:

@@ -22,10 +22,6 @@ class StripSource(Source):
 
     WebP, GIF and images that are stored progressively or turned by an EXIF tag decode as a whole, in memory or into a
     temporary file. Of several frames one is read.
-
-    Example:
-        >>> StripSource(Path("orion.jpg")).width
-        18000
     """
 
     bands = sequential = True
@@ -78,30 +74,17 @@ class StripSource(Source):
         self.rows = np.empty((0, self.width, self.channels), self.dtype)
 
     def restart(self) -> None:
-        """Begin at the top again.
-
-        Example:
-            >>> source.restart()
-        """
+        """Begin at the top again."""
         if self.next:
             self.image = self.image if self.whole else self._open()
             self._begin()
 
     def describe(self) -> str:
-        """What tells this image from another.
-
-        Example:
-            >>> source.describe()
-        """
+        """What tells this image from another."""
         return super().describe() + ("" if self.page is None else f" page {self.page}")
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window; one that begins higher than the one before decodes the image from its top again.
-
-        Example:
-            >>> source.read(0, 0, 64, source.width).shape
-            (64, 18000, 3)
-        """
+        """A window; one that begins higher than the one before decodes the image from its top again."""
         if top < self.first:
             self.restart()
         window = np.empty((bottom - top, right - left, self.channels), self.dtype)

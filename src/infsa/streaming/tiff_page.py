@@ -21,10 +21,6 @@ class TiffSource(Source):
 
     Grey is scaled to 8 bits where it has fewer, and inverted where white is 0. Palettes and CMYK become RGB. Floating
     pixels must lie in [0, 1]. Only a channel that the file declares as opacity is taken as that.
-
-    Example:
-        >>> open_tiff(Path("slide.tif")).read(0, 0, 512, 512).shape
-        (512, 512, 3)
     """
 
     def __init__(self, path: Path, frame: Any, tifffile: Any, plane: int = 0) -> None:
@@ -76,20 +72,11 @@ class TiffSource(Source):
             os.close(self.file)
 
     def describe(self) -> str:
-        """What tells this image from another, and its place among the pages of the file.
-
-        Example:
-            >>> source.describe()
-        """
+        """What tells this image from another, and its place among the pages of the file."""
         return f"{super().describe()} at {self.place} {self.offsets[:1]}"
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window (h, w, c).
-
-        Example:
-            >>> source.read(0, 0, 256, 256).shape
-            (256, 256, 3)
-        """
+        """A window (h, w, c)."""
         if self.rows_on_disk:
             return self._finish(self.array[top:bottom, left:right])
         shape = (bottom - top, right - left, self.separate, self.contiguous)
@@ -145,12 +132,7 @@ class TiffSource(Source):
 
 
 def check_colours(page: Any) -> str:
-    """Refuse numbers whose colours are not known, by their name; the kind of the others.
-
-    Example:
-        >>> check_colours(page)
-        'RGB'
-    """
+    """Refuse numbers whose colours are not known, by their name; the kind of the others."""
     kind = getattr(page.photometric, "name", str(page.photometric))
     codec = getattr(page.compression, "name", str(page.compression))
     if kind not in COLOURS:

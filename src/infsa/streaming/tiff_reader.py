@@ -20,10 +20,6 @@ def open_tiff(path: Path, level: int = 0, series: int | None = None, page: int |
         level: of a pyramid.
         series: the image, as tifffile groups the pages of a file.
         page: of the series, or of the file if no series is given.
-
-    Example:
-        >>> open_tiff(Path("slide.tif"), level=2).width
-        4500
     """
     tifffile = needed("tifffile", "tifffile", f"reading {path.name}")
     try:

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of the patch grid, and the pixels that it covers.
-
-    Example:
-        >>> Tiling((20, 20), (8, 8), 16)[1].pixels
-        (0, 16, 16, 20)
-    """
+    """A rectangle of the patch grid, and the pixels that it covers."""
 
     number: int
     row: int  # in patches, as the next three
@@ -21,12 +16,7 @@ class Tile:
 
     @property
     def tokens(self) -> int:
-        """The number of patches.
-
-        Example:
-            >>> Tiling((20, 20), (8, 8), 16)[0].tokens
-            4
-        """
+        """The number of patches."""
         return self.rows * self.columns
 
 
@@ -37,10 +27,6 @@ class Tiling:
         size: (height, width) in pixels.
         patch: (height, width) of a patch.
         tile: side of a tile in pixels; as many whole patches as fit, at least one.
-
-    Example:
-        >>> len(Tiling((18000, 18000), (8, 8), 1024))
-        324
     """
 
     def __init__(self, size: tuple[int, int], patch: tuple[int, int], tile: int) -> None:
@@ -60,12 +46,7 @@ class Tiling:
         return Tile(number, row, column, rows, columns, self._pixels(row, column, rows, columns))
 
     def window(self, top: int, left: int, bottom: int, right: int) -> Tile:
-        """The patches that a box of pixels touches, as a tile without a number.
-
-        Example:
-            >>> Tiling((64, 64), (8, 8), 16).window(10, 0, 17, 8).rows
-            2
-        """
+        """The patches that a box of pixels touches, as a tile without a number."""
         height, width = self.size
         if not (0 <= top < bottom <= height and 0 <= left < right <= width):
             raise ValueError(

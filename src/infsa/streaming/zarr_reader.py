@@ -11,12 +11,7 @@ from .source import Pixels, Source, check_pixel_type, from_array
 
 
 def open_zarr(source: Any, name: str, level: int = 0) -> Source:
-    """A Zarr array (H, W[, C]) or, for floating types, (C, H, W); or an OME-Zarr image with named axes.
-
-    Example:
-        >>> open_zarr(Path("image.zarr"), "image.zarr").height
-        18000
-    """
+    """A Zarr array (H, W[, C]) or, for floating types, (C, H, W); or an OME-Zarr image with named axes."""
     zarr = needed("zarr", "zarr", f"reading {name}")
     if isinstance(source, Path):
         try:
@@ -34,12 +29,7 @@ def open_zarr(source: Any, name: str, level: int = 0) -> Source:
 
 
 class Chunks:
-    """A Zarr array, or the part of it at some first places, whose damaged chunks raise OSError.
-
-    Example:
-        >>> Chunks(zarr.open_array("image.zarr"))[:64, 100:200].shape
-        (64, 100, 3)
-    """
+    """A Zarr array, or the part of it at some first places, whose damaged chunks raise OSError."""
 
     def __init__(self, array: Any, first: tuple[int, ...] = ()) -> None:
         self.array, self.first, self.dtype = array, first, array.dtype
@@ -72,12 +62,7 @@ def _open_image(group: Any, name: str, level: int) -> Source:
 
 
 class AxesSource(Source):
-    """An array whose axes have names: y and x, perhaps c; others must have length 1.
-
-    Example:
-        >>> AxesSource(array, ["c", "y", "x"], "image.zarr").channels
-        3
-    """
+    """An array whose axes have names: y and x, perhaps c; others must have length 1."""
 
     opacity = False  # the axis c counts channels of any kind
 
@@ -95,12 +80,7 @@ class AxesSource(Source):
         self.itemsize, self.overhead = array.dtype.itemsize, self.array.held
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
-        """A window (h, w, c).
-
-        Example:
-            >>> source.read(0, 0, 8, 8).shape
-            (8, 8, 3)
-        """
+        """A window (h, w, c)."""
         cut = {"y": slice(top, bottom), "x": slice(left, right), "c": slice(None)}
         window = self.array[tuple(cut.get(axis, 0) for axis in self.axes)]
         kept = [axis for axis in self.axes if axis in cut]

@@ -79,12 +79,7 @@ class Study:
 
 
 def vary(recipe: Recipe, point: Point) -> Recipe:
-    """The recipe at a point: each name is a field of the recipe, an argument of the model or of its attention.
-
-    Example:
-        >>> vary(RECIPES["tiny"], {"gamma": 0.3, "iterations": 2, "lr": 1e-4}).model_options
-        {'gamma': 0.3, 'attention_options': {'iterations': 2}}
-    """
+    """The recipe at a point: each name is a field of the recipe, an argument of the model or of its attention."""
     known = {f.name for f in fields(Recipe)} - {"seed"}
     changes: dict[str, Any] = {}
     options = dict(recipe.model_options)
@@ -106,22 +101,12 @@ def vary(recipe: Recipe, point: Point) -> Recipe:
 
 
 def point_name(point: Point) -> str:
-    """A point as a folder name.
-
-    Example:
-        >>> point_name({"gamma": 0.3, "activation": "relu"})
-        'gamma=0.3,activation=relu'
-    """
+    """A point as a folder name."""
     return ",".join(f"{name}={value}" for name, value in point.items()).replace("/", "-")
 
 
 def epochs_to_convergence(history: Sequence[dict[str, Any]], within: float = CONVERGED) -> float:
-    """The first validated epoch whose accuracy lies within half a point of the last one's.
-
-    Example:
-        >>> epochs_to_convergence([{"epoch": 1, "top1": 0.5}, {"epoch": 2, "top1": 0.699}, {"epoch": 3, "top1": 0.7}])
-        2
-    """
+    """The first validated epoch whose accuracy lies within half a point of the last one's."""
     final = history[-1]["top1"]
     return next(row["epoch"] for row in history if abs(row["top1"] - final) <= within + 1e-12)
 
@@ -250,12 +235,7 @@ def _kept(path: Path, settings: dict[str, Any], compute: Callable[[], dict[str, 
 
 
 def summarise(values: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean and sample deviation over the seeds, of every number that all of them have.
-
-    Example:
-        >>> summarise([{"top1": 0.5}, {"top1": 0.7}])["mean"]
-        {'top1': 0.6}
-    """
+    """Mean and sample deviation over the seeds, of every number that all of them have."""
     names = [name for name in values[0] if all(name in row for row in values)]
     columns = {name: [row[name] for row in values] for name in names}
     return {

@@ -29,11 +29,7 @@ FREE = {"workers", "save_every", "log_every"}  # may change when a run goes on
 
 
 class Adapter:
-    """One run of :func:`adapt`: the two models, the data, and the step that it has reached.
-
-    Example:
-        >>> Adapter(original, converted, Adaptation(), Path("runs/adapt")).run()
-    """
+    """One run of :func:`adapt`: the two models, the data, and the step that it has reached."""
 
     def __init__(
         self, original: nn.Module, converted: nn.Module, plan: Adaptation, out: Path, watch: Watcher | None = None
@@ -231,20 +227,12 @@ def adapt(
     First every converted layer learns, on the original's own input, to give the original's output; then the whole model
     learns the original's class probabilities; last, if there are labels and the plan says so, the labels. The original
     is put into evaluation mode and not changed. The folder receives checkpoints and ``result.json``.
-
-    Example:
-        >>> converted = infsa.convert(model, "linear", learn_gamma=True)
-        >>> adapt(model, converted, Adaptation(data="images:photos"), "runs/adapt")["history"][-1]["agreement"]
     """
     return Adapter(original, converted, plan, Path(out), watch).run(resume)
 
 
 def restore_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Load the model's part of a checkpoint.
-
-    Example:
-        >>> restore_model(model, tensors)
-    """
+    """Load the model's part of a checkpoint."""
     model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
 
 

@@ -16,12 +16,7 @@ STAGES = ("layers", "logits", "labels")
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """How a converted model learns from the original.
-
-    Example:
-        >>> Adaptation(data="images:photos", logit_epochs=10).logit_epochs
-        10
-    """
+    """How a converted model learns from the original."""
 
     data: str = "shapes"  # a name of infsa.data.open_dataset, or images:FOLDER without labels
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset
@@ -83,10 +78,8 @@ class Adaptation:
 
 
 def open_images(plan: Adaptation, out: Path) -> tuple[ImageDataset, ImageDataset, bool]:
-    """Training and validation images and whether they have labels; of ``images:FOLDER`` every tenth is for validation.
-
-    Example:
-        >>> train, val, labelled = open_images(Adaptation(data="images:photos"), Path("runs/adapt"))
+    """Training and validation images and whether they have labels; of ``images:FOLDER`` every tenth is for
+    validation.
     """
     kind, _, path = plan.data.partition(":")
     if kind != "images":

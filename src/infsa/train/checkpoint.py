@@ -32,11 +32,7 @@ class DamagedCheckpoint(ValueError):
 
 
 def write_checkpoint(folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: int) -> Path:
-    """Save the state at a step, then delete all but the newest ``keep`` checkpoints.
-
-    Example:
-        >>> write_checkpoint(Path("runs/x/checkpoints"), 10, {"w": torch.zeros(2)}, {"step": 10}, keep=3)
-    """
+    """Save the state at a step, then delete all but the newest ``keep`` checkpoints."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
     path = folder / f"step-{step:08d}.safetensors"

@@ -10,13 +10,7 @@ from torch.nn import functional as F
 
 
 class Call(NamedTuple):
-    """One call of an attention layer: what it was given and what it gave.
-
-    Example:
-        >>> with recorded_calls(original, ["blocks.0.attn"]) as calls:
-        ...     original(images)
-        >>> calls["blocks.0.attn"].output.shape
-    """
+    """One call of an attention layer: what it was given and what it gave."""
 
     arguments: tuple[Any, ...]
     options: dict[str, Any]
@@ -24,21 +18,12 @@ class Call(NamedTuple):
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The output of an attention layer, whatever it returns beside it.
-
-    Example:
-        >>> first_tensor((torch.zeros(2), None)).shape
-        torch.Size([2])
-    """
+    """The output of an attention layer, whatever it returns beside it."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 def class_logits(output: Any) -> Tensor:
-    """The logits of a classifier, also where they come inside an output object of Hugging Face.
-
-    Example:
-        >>> class_logits(model(images)).shape
-    """
+    """The logits of a classifier, also where they come inside an output object of Hugging Face."""
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None or found.dim() != 2:
         got = type(output).__name__ if found is None else f"logits of shape {tuple(found.shape)}"
@@ -48,11 +33,7 @@ def class_logits(output: Any) -> Tensor:
 
 @contextmanager
 def recorded_calls(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Call]]:
-    """Note the last call of each of the named layers while the model runs.
-
-    Example:
-        >>> with recorded_calls(original, names) as calls: original(images)
-    """
+    """Note the last call of each of the named layers while the model runs."""
     calls: dict[str, Call] = {}
 
     def hook_for(name: str) -> Any:
@@ -70,21 +51,13 @@ def recorded_calls(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Ca
 
 
 def layer_loss(layer: nn.Module, call: Call) -> Tensor:
-    """‖y' − y‖² / ‖y‖² between a converted layer and the original one, on the original's input.
-
-    Example:
-        >>> layer_loss(converted.blocks[0].attn, calls["blocks.0.attn"])
-    """
+    """‖y' − y‖² / ‖y‖² between a converted layer and the original one, on the original's input."""
     given = first_tensor(layer(*call.arguments, **call.options)).float()
     wanted = call.output.float()
     return (given - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def logit_loss(given: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """T² KL(original ‖ converted) of the softened class probabilities, mean over images.
-
-    Example:
-        >>> logit_loss(converted(images), original(images), temperature=2.0)
-    """
+    """T² KL(original ‖ converted) of the softened class probabilities, mean over images."""
     log_given, log_wanted = ((x.float() / temperature).log_softmax(-1) for x in (given, wanted))
     return temperature**2 * F.kl_div(log_given, log_wanted, reduction="batchmean", log_target=True)

@@ -16,10 +16,6 @@ def training_facts(
     """Rows of the model card: where the weights come from, on what they were trained, how, and how well.
 
     Paths are cut to their last part.
-
-    Example:
-        >>> training_facts(recipe, run.result["history"], classes=10)["top-1, top-5"]
-        '72.0 %, 95.0 % after epoch 20'
     """
     last = history[-1]
     usual = Recipe()
@@ -41,11 +37,6 @@ def training_facts(
 
 
 def short(name: str) -> str:
-    """The name of a data set or of weights without the folders that lead to it.
-
-    Example:
-        >>> short("folder:/home/me/photos")
-        'folder:photos'
-    """
+    """The name of a data set or of weights without the folders that lead to it."""
     kind, colon, path = name.partition(":")
     return f"{kind}:{Path(path).name}" if colon else Path(name).name

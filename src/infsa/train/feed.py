@@ -28,9 +28,6 @@ def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset,
     """The training and the validation set of a recipe, or one line that says why there is none.
 
     With a folder for ``logs``, each notes the images that it could not read there, for all its worker processes.
-
-    Example:
-        >>> train, val = open_splits(RECIPES["tiny"])
     """
     recipe = with_val_share(recipe)
     options = dict(recipe.data_options)
@@ -50,11 +47,8 @@ def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset,
 
 
 def with_val_share(recipe: Recipe) -> Recipe:
-    """The recipe with the share that is held out where nothing else says what to validate on: a folder without splits.
-
-    Example:
-        >>> with_val_share(RECIPES["tiny"].override({"data": "folder:photos"})).val_share
-        0.2
+    """The recipe with the share that is held out where nothing else says what to validate on: a folder without
+    splits.
     """
     if recipe.val_data or recipe.val_share or not without_splits(recipe.data):
         return recipe
@@ -62,12 +56,7 @@ def with_val_share(recipe: Recipe) -> Recipe:
 
 
 def notes_on_data(train: ImageDataset, val: ImageDataset, recipe: Recipe) -> list[str]:
-    """What to say about the images of a run before it starts: what was left out, what is held out.
-
-    Example:
-        >>> notes_on_data(train, val, recipe)
-        ['120 of 600 images are held out for validation (val_share 0.2, seed 0)']
-    """
+    """What to say about the images of a run before it starts: what was left out, what is held out."""
     notes = [note for dataset in (train, val) if (note := left_out_note(dataset))]
     if recipe.val_share:
         both = len(train) + len(val)
@@ -103,12 +92,7 @@ def _numbered_alike(val: ImageDataset, classes: list[str]) -> ImageDataset:
 
 
 def skip_log(logs: Path, split: str) -> Path:
-    """The file in which a run notes the images of a split that it could not read.
-
-    Example:
-        >>> skip_log(Path("runs/photos"), "train")
-        PosixPath('runs/photos/skipped-train.jsonl')
-    """
+    """The file in which a run notes the images of a split that it could not read."""
     return logs / f"skipped-{split}.jsonl"
 
 
@@ -120,11 +104,7 @@ def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str
 
 
 class KeyedViews(Dataset[tuple[Tensor, int]]):
-    """Training views by (epoch, index), so that one stream of batches runs through all epochs.
-
-    Example:
-        >>> KeyedViews(Shapes(), TrainTransform(64))[3, 17]
-    """
+    """Training views by (epoch, index), so that one stream of batches runs through all epochs."""
 
     def __init__(self, dataset: ImageDataset, transform: TrainTransform) -> None:
         self.dataset, self.transform = dataset, transform
@@ -137,12 +117,7 @@ class KeyedViews(Dataset[tuple[Tensor, int]]):
 
 
 class Keys:
-    """The keys of every part of every step from ``start`` to ``end``: the batch sampler of a DataLoader.
-
-    Example:
-        >>> next(iter(Keys(order, start=0, end=10)))
-        [(0, 812), (0, 17), ...]
-    """
+    """The keys of every part of every step from ``start`` to ``end``: the batch sampler of a DataLoader."""
 
     def __init__(self, order: Order, start: int, end: int) -> None:
         self.order, self.start, self.end = order, start, end
@@ -156,11 +131,7 @@ class Keys:
 
 
 class ResidentStream:
-    """The same stream from images that lie on the device.
-
-    Example:
-        >>> for images, labels in ResidentStream(views, order, start=0, end=10): ...
-    """
+    """The same stream from images that lie on the device."""
 
     def __init__(self, views: ResidentViews, order: Order, start: int, end: int) -> None:
         self.views, self.order, self.start, self.end = views, order, start, end
@@ -174,12 +145,7 @@ class ResidentStream:
 
 
 class Feed:
-    """The streams of one process.
-
-    Example:
-        >>> feed = Feed(recipe, train, val, model, order, device=torch.device("cpu"))
-        >>> stream, batches = feed.training(start=0, end=100), feed.validation()
-    """
+    """The streams of one process."""
 
     def __init__(
         self,

@@ -147,22 +147,13 @@ def train(
 
 
 def held_out_record(recipe: Recipe, val_set: Part) -> dict[str, Any]:
-    """Which images a run keeps from training, as plain data.
-
-    Example:
-        >>> held_out_record(recipe, val_set)["images"][0]
-        'cat/12.jpg'
-    """
+    """Which images a run keeps from training, as plain data."""
     names = [val_set.name(index) for index in range(len(val_set))]
     return {"data": recipe.data, "share": recipe.val_share, "seed": recipe.seed, "images": names}
 
 
 def leave() -> None:
-    """End the process group while Python still runs: a thread that lets go of its last message later would abort.
-
-    Example:
-        >>> atexit.register(leave)
-    """
+    """End the process group while Python still runs: a thread that lets go of its last message later would abort."""
     if dist.is_available() and dist.is_initialized():
         gc.collect()  # what holds the group keeps its threads
         dist.destroy_process_group()
@@ -170,11 +161,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's advice off the screen: what matters here is in the log and in one-line errors.
-
-    Example:
-        >>> with quiet_lightning(): trainer.fit(module, stream)
-    """
+    """Keep Lightning's advice off the screen: what matters here is in the log and in one-line errors."""
     loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
     levels = [logger.level for logger in loggers]
     try:
@@ -189,11 +176,7 @@ def quiet_lightning() -> Iterator[None]:
 
 
 def machine_options(recipe: Recipe) -> dict[str, Any]:
-    """Arguments of Lightning's Trainer; under torchrun the launcher decides the number of processes.
-
-    Example:
-        >>> trainer = L.Trainer(**machine_options(RECIPES["tiny"]))
-    """
+    """Arguments of Lightning's Trainer; under torchrun the launcher decides the number of processes."""
     devices, nodes = recipe.devices, recipe.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -235,11 +218,7 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
 def export(
     recipe: Recipe, out: Path, classes: list[str], device: torch.device, images: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Write the model and the result of a finished run from its last checkpoint; ``images`` are for the model card.
-
-    Example:
-        >>> result = export(recipe, Path("runs/tiny"), classes, torch.device("cpu"))
-    """
+    """Write the model and the result of a finished run from its last checkpoint; ``images`` are for the model card."""
     _, tensors, facts, _ = newest_checkpoint(out / "checkpoints")
     model = trained_model(recipe, classes, tensors)
     save_weights(model, out / "model", training_facts(recipe, facts["history"], len(classes), images))

@@ -19,10 +19,6 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
         recipe: as it was asked for.
         base: the named recipe that it comes from.
         fixed: fields that were asked for, which stay; if they contradict each other, :meth:`Recipe.check` says so.
-
-    Example:
-        >>> fitted(RECIPES["tiny"].override({"epochs": 1}), RECIPES["tiny"], {"epochs"})[1]
-        ['warmup_epochs 1 became 0.1: a tenth of the epochs']
     """
     notes: list[str] = []
 
@@ -57,12 +53,7 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
 
 
 def fitted_batch(recipe: Recipe, images: int, world: int) -> tuple[Recipe, list[str]]:
-    """A batch that fits the training images and can be shared out, and a line if it is another one.
-
-    Example:
-        >>> fitted_batch(Recipe(batch_size=1024), images=480, world=1)[1]
-        ['batch_size 1024 became 64: there are 480 training images']
-    """
+    """A batch that fits the training images and can be shared out, and a line if it is another one."""
     parts = world * recipe.accumulate * (2 if recipe.mixup or recipe.cutmix else 1)
     size, reason = recipe.batch_size, f"a multiple of {parts}"
     if size > images:

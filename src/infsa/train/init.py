@@ -32,12 +32,7 @@ OPEN = ("model", "size", "val_resize", "interpolation", "mean", "std")  # fields
 
 @dataclass(frozen=True)
 class Start:
-    """Weights, the model that they belong to, and what they say of their data.
-
-    Example:
-        >>> read_start("infvit_linear_tiny").arguments["num_heads"]
-        12
-    """
+    """Weights, the model that they belong to, and what they say of their data."""
 
     source: str
     weights: dict[str, Tensor]
@@ -51,12 +46,7 @@ class Start:
 
 
 def read_start(source: str) -> Start:
-    """The weights that a name or path stands for, or one line that says why there are none.
-
-    Example:
-        >>> read_start("runs/photos").data["label_names"]
-        ['cat', 'dog']
-    """
+    """The weights that a name or path stands for, or one line that says why there are none."""
     path = Path(source)
     if source in SHIPPED:
         file = shipped_weights(source)
@@ -120,12 +110,7 @@ def _classes(weights: dict[str, Tensor]) -> int:
 
 
 def completed(recipe: Recipe, run: Path | None = None) -> Recipe:
-    """The recipe with its empty fields filled: from the checkpoint of the ``run`` that goes on, or from ``init``.
-
-    Example:
-        >>> completed(RECIPES["finetune"]).size
-        64
-    """
+    """The recipe with its empty fields filled: from the checkpoint of the ``run`` that goes on, or from ``init``."""
     empty = [name for name in OPEN if not getattr(recipe, name)]
     if not recipe.init and (needed := [name for name in empty if name not in COLOURS]):
         raise ValueError(f"{needed[0]} is empty: set it, or init, whose weights it would follow")
@@ -177,10 +162,6 @@ def load_start(model: InfViT, recipe: Recipe, classes: int | Sequence[str]) -> s
 
     It is kept if the classes are the same. Otherwise it starts anew, but for rows of classes that the weights know by
     name. Positions follow the image size.
-
-    Example:
-        >>> load_start(model, recipe, ["cat", "dog"])
-        'starting from infvit_linear_tiny at 64 px, with a new classifier: 2 classes instead of 50'
     """
     start = read_start(recipe.init)
     check_same_model(start.arguments, {**recipe.model_options, "architecture": recipe.model}, recipe.init)

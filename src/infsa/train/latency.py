@@ -13,11 +13,8 @@ AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.flo
 
 
 def measuring_device(recipe: Recipe) -> torch.device:
-    """Where a recipe's finished model is measured: the first GPU, unless there is none or the recipe asks for the CPU.
-
-    Example:
-        >>> measuring_device(RECIPES["tiny"].override({"accelerator": "cpu"}))
-        device(type='cpu')
+    """Where a recipe's finished model is measured: the first GPU, unless there is none or the recipe asks for
+    the CPU.
     """
     return torch.device("cpu" if recipe.accelerator == "cpu" or not torch.cuda.is_available() else "cuda")
 
@@ -25,11 +22,7 @@ def measuring_device(recipe: Recipe) -> torch.device:
 def measure_latency(
     recipe: Recipe, classes: int, batch: int = 64, warmups: int = 50, timed: int = 300
 ) -> dict[str, float]:
-    """Median milliseconds of a training step (forward, backward, AdamW) and of an inference, on random images.
-
-    Example:
-        >>> measure_latency(RECIPES["tiny"], classes=10, batch=8, warmups=1, timed=3)["infer_ms"]
-    """
+    """Median milliseconds of a training step (forward, backward, AdamW) and of an inference, on random images."""
     device = measuring_device(recipe)
     model = build_model(recipe, classes).to(device)
     run: Any = torch.compile(model) if recipe.compile else model

@@ -26,10 +26,6 @@ class Classifier(L.LightningModule):
 
     ``step`` counts optimiser steps since the beginning of the run, through restarts. Random numbers of the forward
     pass (stochastic depth) are seeded by (seed, step, part, rank), so a restart needs no generator state.
-
-    Example:
-        >>> module = Classifier(RECIPES["tiny"], classes=10, steps_per_epoch=100)
-        >>> L.Trainer(max_steps=100).fit(module, loader)
     """
 
     def __init__(self, recipe: Recipe, classes: int | Sequence[str], steps_per_epoch: int, fresh: bool = True) -> None:
@@ -127,9 +123,6 @@ def build_model(
     Weights to start from (``init``) are fitted: positions follow the image size, and a classifier for other classes
     starts anew; ``notes`` gets a line about it. With ``fresh=False`` they are left out, for a model that will be given
     other weights.
-
-    Example:
-        >>> model = build_model(RECIPES["tiny"], classes=10)
     """
     count = classes if isinstance(classes, int) else len(classes)
     options = {"num_classes": count, "img_size": recipe.size, **recipe.model_options}
@@ -150,11 +143,6 @@ def build_model(
 
 
 def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """Labels as rows: 1 − ε + ε / C for the class, ε / C for the others, (B, C) float32.
-
-    Example:
-        >>> smoothed(torch.tensor([1]), classes=2, smoothing=0.2)
-        tensor([[0.1000, 0.9000]])
-    """
+    """Labels as rows: 1 − ε + ε / C for the class, ε / C for the others, (B, C) float32."""
     rows = torch.full((len(labels), classes), smoothing / classes, device=labels.device)
     return rows.scatter_(1, labels[:, None], 1 - smoothing + smoothing / classes)

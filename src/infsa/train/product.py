@@ -11,11 +11,7 @@ from .recipe import Recipe
 
 
 def trained_model(recipe: Recipe, classes: list[str], tensors: Mapping[str, Tensor]) -> InfViT:
-    """The model of a run, with the average of the weights where the run keeps one.
-
-    Example:
-        >>> model = trained_model(recipe, classes, read_checkpoint(path)[0])
-    """
+    """The model of a run, with the average of the weights where the run keeps one."""
     model = build_model(recipe, len(classes), fresh=False)
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}

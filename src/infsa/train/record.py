@@ -41,9 +41,6 @@ class Record(L.Callback):
         watch: called on rank 0 with every line of the log, after a first one that gives the total of steps, and in
             between with what has been done since.
         facts: further facts for checkpoints.
-
-    Example:
-        >>> trainer = L.Trainer(callbacks=[Record(out, feed, classes, total=1000)])
     """
 
     def __init__(
@@ -236,11 +233,7 @@ class Record(L.Callback):
 
 @contextlib.contextmanager
 def evaluating(trainer: L.Trainer, module: Classifier) -> Iterator[None]:
-    """The averaged weights if there are any, evaluation mode, and the run's precision.
-
-    Example:
-        >>> with evaluating(trainer, module): measure_accuracy(...)
-    """
+    """The averaged weights if there are any, evaluation mode, and the run's precision."""
     if module.average is not None:
         module.average.exchange(module.model)
     module.model.eval()
@@ -254,12 +247,7 @@ def evaluating(trainer: L.Trainer, module: Classifier) -> Iterator[None]:
 
 
 def best_of(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The validation with the highest accuracy, the first of equals.
-
-    Example:
-        >>> best_of([{"epoch": 1, "top1": 0.6}, {"epoch": 2, "top1": 0.5}])["epoch"]
-        1
-    """
+    """The validation with the highest accuracy, the first of equals."""
     return max(history, key=lambda row: row["top1"])
 
 

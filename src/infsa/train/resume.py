@@ -21,11 +21,7 @@ FREE = {
 
 
 def check_same_run(recipe: Recipe, saved: dict[str, Any], more_epochs: bool = False) -> None:
-    """Refuse to go on with a recipe that computes something else; with ``more_epochs`` it may last longer.
-
-    Example:
-        >>> check_same_run(recipe, facts["recipe"])
-    """
+    """Refuse to go on with a recipe that computes something else; with ``more_epochs`` it may last longer."""
     for name, value in recipe.as_dict().items():
         before = saved.get(name, value)
         if name in FREE or before == value or (more_epochs and name == "epochs" and value > before):
@@ -35,11 +31,7 @@ def check_same_run(recipe: Recipe, saved: dict[str, Any], more_epochs: bool = Fa
 
 
 def saved_state(recipe: Recipe, out: Path, tell: Tell) -> Saved | None:
-    """The newest whole checkpoint of a run that this recipe may go on with; None if it has none yet.
-
-    Example:
-        >>> saved_state(recipe, Path("runs/photos"), print)
-    """
+    """The newest whole checkpoint of a run that this recipe may go on with; None if it has none yet."""
     if (out / "recipe.json").exists() and not list_checkpoints(out / "checkpoints"):
         tell("there is no checkpoint yet: starting at step 0")
         return None
@@ -63,9 +55,6 @@ def on_same_data(
         accept: go on with other images; other classes are always refused.
         keep: checkpoints kept.
         tell: receives a line if the images have changed.
-
-    Example:
-        >>> saved = on_same_data(saved, data, 12, out, accept=False, keep=3, tell=print)
     """
     tensors, facts = saved
     before = facts.get("data", data)
@@ -88,12 +77,7 @@ def on_same_data(
 
 
 def tell_longer(recipe: Recipe, facts: dict[str, Any], per_epoch: int, tell: Tell) -> None:
-    """Say what more epochs than before mean for the learning rate.
-
-    Example:
-        >>> tell_longer(recipe, facts, 12, print)
-        3 epochs became 5: the cosine ends at epoch 5, and the learning rate goes on at 0.0003 instead of 0
-    """
+    """Say what more epochs than before mean for the learning rate."""
     before = Recipe().override(facts["recipe"])
     if recipe.epochs == before.epochs:
         return

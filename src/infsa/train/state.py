@@ -10,33 +10,19 @@ PLAIN = (bool, int, float, str, tuple, type(None))  # settings of an optimiser t
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a sharded one put together; every rank must call it.
-
-    Example:
-        >>> whole(model.head.weight).shape
-    """
+    """The tensor itself, or a sharded one put together; every rank must call it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shared_as(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, sharded and placed as another one of its shape.
-
-    Example:
-        >>> shared_as(value, model.head.weight)
-    """
+    """A whole tensor, sharded and placed as another one of its shape."""
     value = value.to(like.device)
     return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
 class WeightAverage:
-    """An exponential moving average of a model's parameters, with a decay that rises from 0.1 to its full value.
-
-    Example:
-        >>> average = WeightAverage(model, decay=0.999)
-        >>> average.update(model)
-        >>> with average.in_place_of(model): ...
-    """
+    """An exponential moving average of a model's parameters, with a decay that rises from 0.1 to its full value."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
@@ -44,11 +30,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move towards the model's weights.
-
-        Example:
-            >>> average.update(model)
-        """
+        """Move towards the model's weights."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         now = [p.detach() for p in model.parameters()]
@@ -56,11 +38,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def exchange(self, model: nn.Module) -> None:
-        """Swap the average and the model's weights; calling it again swaps them back.
-
-        Example:
-            >>> average.exchange(model)
-        """
+        """Swap the average and the model's weights; calling it again swaps them back."""
         for average, p in zip(self.values.values(), model.parameters(), strict=True):
             current = p.detach().clone()
             p.detach().copy_(average)
@@ -70,11 +48,7 @@ class WeightAverage:
 def gather_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Model, optimiser and average as whole tensors and plain facts; every rank must call it.
-
-    Example:
-        >>> tensors, facts = gather_state(model, optimizer, average=None)
-    """
+    """Model, optimiser and average as whole tensors and plain facts; every rank must call it."""
     tensors = {f"model.{name}": whole(value) for name, value in model.state_dict().items()}
     numbers: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
@@ -102,11 +76,7 @@ def restore_state(
     tensors: dict[str, Tensor],
     facts: dict[str, Any],
 ) -> None:
-    """Put back what :func:`gather_state` gave; every rank must bring the same.
-
-    Example:
-        >>> restore_state(model, optimizer, None, tensors, facts)
-    """
+    """Put back what :func:`gather_state` gave; every rank must bring the same."""
     for name, value in model.state_dict().items():
         value.copy_(shared_as(tensors[f"model.{name}"], value))
     if average is not None:

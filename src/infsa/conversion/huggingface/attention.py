@@ -208,33 +208,19 @@ def one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
     """The three in one type: that of autocast where it is on, as torch's own attention has it, else that of the values.
 
     Rotary positions promote queries and keys alone, and a cache may hold keys of another type.
-
-    Example:
-        >>> one_type(q.float(), k.float(), v.bfloat16())[0].dtype
-        torch.bfloat16
     """
     query, key, value = as_autocast(query, key, value)
     return query.to(value.dtype), key.to(value.dtype), value
 
 
 def weights_are_collected() -> bool:
-    """Whether the model around a call collects the weights of its layers: not all hand ``output_attentions`` down.
-
-    Example:
-        >>> weights_are_collected()
-        False
-    """
+    """Whether the model around a call collects the weights of its layers: not all hand ``output_attentions`` down."""
     collected = _active_collector.get() if _active_collector is not None else None
     return collected is not None and any("attentions" in key for key in collected)
 
 
 def settings_of(module: Any, variant: Variant) -> Settings:
-    """The settings of a layer: those it was converted with, those its configuration was saved with, or the defaults.
-
-    Example:
-        >>> settings_of(model.encoder.layer[0].attention.self, "pure").gamma
-        0.7
-    """
+    """The settings of a layer: those it was converted with, those its configuration was saved with, or the defaults."""
     settings = getattr(module, "infsa_settings", None)
     if settings is None:
         saved = getattr(module.config, "infsa", None) or {"layers": {"": {"variant": variant}}, "partial": False}

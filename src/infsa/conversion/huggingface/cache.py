@@ -19,14 +19,7 @@ from transformers.cache_utils import (
 
 
 class Series:
-    """Named tensors (B, H, N, ...), one entry per cached token; mixed into a layer of the cache.
-
-    Example:
-        >>> layer = DynamicSeries()
-        >>> layer.extend("squares", torch.rand(1, 4, 3, dtype=torch.float64))
-        >>> layer.last("squares").shape
-        torch.Size([1, 4])
-    """
+    """Named tensors (B, H, N, ...), one entry per cached token; mixed into a layer of the cache."""
 
     series: dict[str, Tensor]
 
@@ -78,12 +71,7 @@ class Series:
 
 
 class DynamicSeries(Series, DynamicLayer):
-    """A growing layer with series.
-
-    Example:
-        >>> isinstance(DynamicSeries(), DynamicLayer)
-        True
-    """
+    """A growing layer with series."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -91,12 +79,7 @@ class DynamicSeries(Series, DynamicLayer):
 
 
 class SlidingSeries(Series, DynamicSlidingWindowLayer):
-    """A layer that keeps the keys of a window, with series that keep as much (or all, while it records its past).
-
-    Example:
-        >>> SlidingSeries(sliding_window=4).is_sliding
-        True
-    """
+    """A layer that keeps the keys of a window, with series that keep as much (or all, while it records its past)."""
 
     def __init__(self, sliding_window: int, **options: Any) -> None:
         super().__init__(sliding_window, **options)
@@ -111,12 +94,7 @@ class SlidingSeries(Series, DynamicSlidingWindowLayer):
 
 
 class StaticSeries(Series, StaticLayer):
-    """A layer of fixed size, for compiled decoding: of a series it keeps the last entry, at a fixed address.
-
-    Example:
-        >>> StaticSeries(max_cache_len=16).max_cache_len
-        16
-    """
+    """A layer of fixed size, for compiled decoding: of a series it keeps the last entry, at a fixed address."""
 
     def __init__(self, max_cache_len: int, **options: Any) -> None:
         super().__init__(max_cache_len, **options)
@@ -136,12 +114,7 @@ class StaticSeries(Series, StaticLayer):
 
 
 class StaticSlidingSeries(StaticSeries, StaticSlidingWindowLayer):
-    """A layer of fixed size that keeps the keys of a window.
-
-    Example:
-        >>> StaticSlidingSeries(max_cache_len=16, sliding_window=4).max_cache_len
-        4
-    """
+    """A layer of fixed size that keeps the keys of a window."""
 
     def end(self, keys: int) -> int | Tensor:
         """The number of tokens so far, until they fill the window."""
@@ -160,10 +133,6 @@ def series_of(cache: Cache, index: int, name: str) -> Any:
     """The layer of a cache that holds an attention layer's series; a plain empty layer is replaced by one that can.
 
     Self-attention and cross-attention of a decoder share the layer of the self-attention, whose entries are its tokens.
-
-    Example:
-        >>> series_of(DynamicCache(), 0, "model.layers.0.self_attn")
-        DynamicSeries
     """
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     while own.layer_class_to_replicate is not None and len(own.layers) <= index:

@@ -39,10 +39,6 @@ def pure_causal(
 
     ``bias`` (1 or B, H, t, Nk) is added to the scores. In the gradient of a step, ΣR² of the tokens before is a
     constant; what it computes itself, and the keys and values that the cache holds with their history, is not.
-
-    Example:
-        >>> options = {"settings": Settings(), "gamma": 0.7, "dropout": 0.0, "with_weights": False}
-        >>> z, _ = pure_causal(q, k, v, None, None, None, "layer", **options)
     """
     tokens, keys = q.shape[2], k.shape[2]
     static = hasattr(cache, "max_cache_len")
@@ -117,10 +113,6 @@ def pure_causal_cross(
     """Cross-attention of a decoder: every key may be seen, but no row may enter the norm of an earlier one.
 
     ``real`` (B, t) marks the decoder's tokens that are not padding. Memory grows with t Nk.
-
-    Example:
-        >>> options = {"settings": Settings(), "gamma": 0.7, "dropout": 0.0, "with_weights": False}
-        >>> z, _ = pure_causal_cross(q, k, v, None, None, None, "layer", **options)
     """
     past = None if cache is None else cache.last("cross squares")
     z, squares, weights = prefix_rows(q, k, v, mask, real, past, settings, gamma, dropout, with_weights)
@@ -145,9 +137,6 @@ def prefix_rows(
 
     ``mask`` is None or broadcasts to (B, H, t, Nk), ``real`` (B, t) marks the rows that are tokens, ``past`` (B, H) is
     ΣR² of the rows before. Returns the outputs (B, H, t, dv), the running ΣR² after each row (B, H, t), and Â or None.
-
-    Example:
-        >>> z, squares, _ = prefix_rows(q, k, v, None, None, None, Settings())
     """
     dtype = accumulation_dtype(q.dtype)
     total = q.new_zeros(q.shape[:2], dtype=torch.float64) if past is None else past

@@ -19,11 +19,7 @@ from ..families import looks_like_attention
 
 
 def ask_for_infsa(model: nn.Module) -> None:
-    """Let the registry answer with InfSA for the converted layers of a model, and for no others.
-
-    Example:
-        >>> ask_for_infsa(model)  # after its layers have been given infsa_settings
-    """
+    """Let the registry answer with InfSA for the converted layers of a model, and for no others."""
     layers = [module for module in model.modules() if _is_converted(module)]
     rest = [module for module in model.modules() if _config_of(module) is not None and not _is_converted(module)]
     known = {id(vars(layer).get("infsa_around")) for layer in layers}  # copies made by an earlier conversion
@@ -66,11 +62,7 @@ def _choose_masks(around: Any, holders: list[nn.Module], layers: list[Any]) -> N
 
 
 def forget_infsa(model: nn.Module) -> None:
-    """Undo :func:`ask_for_infsa` for a model or a part of one.
-
-    Example:
-        >>> forget_infsa(model)
-    """
+    """Undo :func:`ask_for_infsa` for a model or a part of one."""
     layer: Any
     for layer in converted_layers(model).values():
         for config, name in vars(layer).get("infsa_notes", []):
@@ -127,11 +119,7 @@ def _is_other(module: nn.Module) -> bool:
 
 
 def warn_where_softmax_is_loaded() -> None:
-    """Let transformers say so when it reads the configuration of a converted model, on which it does not act.
-
-    Example:
-        >>> warn_where_softmax_is_loaded()  # once, on import
-    """
+    """Let transformers say so when it reads the configuration of a converted model, on which it does not act."""
     plain: Any = PretrainedConfig.from_dict.__func__
     if hasattr(plain, "infsa_warns"):
         return

@@ -10,23 +10,13 @@ from .classes import CLASSES, Role, Traits
 
 
 def traits_of(module: nn.Module) -> Traits | None:
-    """The row of a module's class; None for other classes and for wrappers around such a layer.
-
-    Example:
-        >>> traits_of(model.layers[0].self_attn).rotary
-        True
-    """
+    """The row of a module's class; None for other classes and for wrappers around such a layer."""
     known = type(module).__module__.startswith("transformers.") and hasattr(module, "config")  # wrappers have none
     return CLASSES.get(type(module).__name__) if known else None
 
 
 def role_of(module: nn.Module, is_causal: bool | None = None) -> Role:
-    """What a layer does in a call; ``is_causal`` is the call's own word, where it has one.
-
-    Example:
-        >>> role_of(model.model.layers[0].self_attn)
-        'causal'
-    """
+    """What a layer does in a call; ``is_causal`` is the call's own word, where it has one."""
     traits = traits_of(module)
     if traits is None:
         raise ValueError(f"{name_of(module)}: no adapter knows this attention class; known: {sorted(CLASSES)}")

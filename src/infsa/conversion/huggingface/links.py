@@ -22,11 +22,7 @@ PREFIXES = ("PrefixEncoder", "CartridgeEncoder")  # modules of PEFT that fill a 
 
 
 def link_cache(module: nn.Module) -> None:
-    """Let calls of a causal layer carry the layer of the cache that they extend.
-
-    Example:
-        >>> link_cache(model.model.layers[0].self_attn)
-    """
+    """Let calls of a causal layer carry the layer of the cache that they extend."""
     module.register_forward_pre_hook(_carry_cache, with_kwargs=True)
 
 
@@ -35,9 +31,6 @@ def link_padding(model: nn.Module, name: str) -> None:
 
     The decoder layer knows it; for GPT-2, whose layer hands nothing on, the cross-attention is given the mask itself.
     The layer also makes sure that the cache can carry sums before its self-attention, converted or not, fills it.
-
-    Example:
-        >>> link_padding(model, "decoder.layers.0.encoder_attn")
     """
     cross: Any = model.get_submodule(name)
     layer = layer_around(model, name)
@@ -48,23 +41,14 @@ def link_padding(model: nn.Module, name: str) -> None:
 
 
 def layer_around(model: nn.Module, name: str) -> nn.Module | None:
-    """The layer of a decoder that holds an attention layer; None where the model does not reach that far.
-
-    Example:
-        >>> type(layer_around(model, "decoder.layers.0.encoder_attn")).__name__
-        'WhisperDecoderLayer'
-    """
+    """The layer of a decoder that holds an attention layer; None where the model does not reach that far."""
     parts = name.split(".")
     around = (model.get_submodule(".".join(parts[:length])) for length in range(len(parts) - 1, -1, -1))
     return next((layer for layer in around if isinstance(layer, GradientCheckpointingLayer)), None)
 
 
 def link_shift(module: nn.Module) -> None:
-    """Let the mask of a window shift, which Swin adds to its position bias, remove edges instead of lowering scores.
-
-    Example:
-        >>> link_shift(model.swin.encoder.layers[0].blocks[1].attention)
-    """
+    """Let the mask of a window shift, which Swin adds to its position bias, remove edges instead of lowering scores."""
     module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
 
 
@@ -72,9 +56,6 @@ def link_probe(module: Any) -> None:
     """Let the pooling head of SigLIP tell its attention, which is torch's, what the head knows.
 
     Its one query follows no other, and its mask, the same for all heads, says which patches are padding.
-
-    Example:
-        >>> link_probe(model.vision_model.head)
     """
     attention: Any = getattr(module, "attention", None)
     if type(module).__name__ in POOLING_HEADS and hasattr(attention, "infsa_layer"):
@@ -83,12 +64,7 @@ def link_probe(module: Any) -> None:
 
 
 def why_by_rows(model: nn.Module, name: str, role: str) -> str:
-    """Why a layer can only have the row norm: nobody tells it what a norm that its queries share would have to know.
-
-    Example:
-        >>> why_by_rows(model, "model.layers.0.self_attn", "causal")
-        ''
-    """
+    """Why a layer can only have the row norm: nobody tells it what a norm that its queries share would have to know."""
     reason = ""
     around = {type(module).__name__ for module in model.modules()}
     if not around.isdisjoint(PREFIXES):

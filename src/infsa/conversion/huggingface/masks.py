@@ -83,12 +83,7 @@ def four_dimensions(mask: Any, name: str) -> Tensor | None:
 
 
 def joined(*masks: Tensor | None) -> Tensor | None:
-    """Masks and biases over the same pairs as one: an edge exists where all allow it, and finite entries add up.
-
-    Example:
-        >>> joined(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
-        tensor([0.5000,   -inf])
-    """
+    """Masks and biases over the same pairs as one: an edge exists where all allow it, and finite entries add up."""
     given = [mask for mask in masks if mask is not None]
     if len(given) < 2:
         return given[0] if given else None

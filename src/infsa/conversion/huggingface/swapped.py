@@ -19,12 +19,7 @@ from .masks import hidden_parts, joined
 
 
 class SwappedInside(Swapped):
-    """What the classes below share: heads under the library's name, and Â on request.
-
-    Example:
-        >>> isinstance(infsa.convert(sam).vision_encoder.layers[0].attn, SwappedInside)
-        True
-    """
+    """What the classes below share: heads under the library's name, and Â on request."""
 
     num_attention_heads: int
 
@@ -49,11 +44,7 @@ class SwappedInside(Swapped):
 
 
 class SwappedSamVision(SwappedInside, SamVisionAttention):
-    """SAM's image encoder: windows or the whole image, with relative positions along both axes.
-
-    Example:
-        >>> infsa.convert(SamModel(config)).vision_encoder.layers[0].attn
-    """
+    """SAM's image encoder: windows or the whole image, with relative positions along both axes."""
 
     original = SamVisionAttention
     qkv: Any
@@ -86,11 +77,7 @@ class SwappedSamVisionSdpa(SwappedSamVision, SamVisionSdpaAttention):
 
 
 class SwappedSwinv2(SwappedInside, Swinv2SelfAttention):
-    """Swin V2: cosines between the tokens of a window, scaled per head, plus a learned function of their places.
-
-    Example:
-        >>> infsa.convert(Swinv2Model(config)).encoder.layers[0].blocks[0].attention.self
-    """
+    """Swin V2: cosines between the tokens of a window, scaled per head, plus a learned function of their places."""
 
     original = Swinv2SelfAttention
     query: Any
@@ -134,12 +121,7 @@ SWAPS: dict[type[nn.Module], type[SwappedInside]] = {
 
 
 def plan_inside(name: str, module: Any, settings: Settings) -> LayerPlan | None:
-    """The plan of a layer that scores inside its own forward pass; None for any other.
-
-    Example:
-        >>> plan_inside("attn", SamVisionAttention(config, window_size=4), Settings()).biases
-        'of qkv, proj; relative position on the scores'
-    """
+    """The plan of a layer that scores inside its own forward pass; None for any other."""
     if type(module) not in SWAPS:
         return None
     shifted = type(module) is Swinv2SelfAttention

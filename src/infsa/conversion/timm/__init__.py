@@ -10,17 +10,11 @@ from ..plan import LayerPlan, kind_of
 from ..settings import Settings
 from ..surgery import fold_rows, folding_note, unfold_rows
 from ..swap import SHARED_NORM, restore_class, swap_class
-from . import convnets as timm_convnets
-from . import layers as timm_layers
-from . import maps as timm_maps
-from . import offsets as timm_offsets
-from . import pooled as timm_pooled
-from . import sequences as timm_sequences
-from . import windows as timm_windows
+from . import convnets, layers, maps, offsets, pooled, sequences, windows
 from .layers import Attention, TimmLayer
 from .others import KEPT, REFUSED
 
-MODULES = (timm_layers, timm_windows, timm_offsets, timm_pooled, timm_maps, timm_sequences, timm_convnets)
+MODULES = (layers, windows, offsets, pooled, maps, sequences, convnets)
 CLASSES: dict[type[nn.Module], type[TimmLayer]] = {
     layer.original: layer for module in MODULES for layer in module.LAYERS
 }
@@ -29,12 +23,7 @@ BIASES = ("relative_position_bias_table", "rel_pos", "cpb_mlp", "meta_mlp", "att
 
 
 class Timm(Family):
-    """The adapter for timm.
-
-    Example:
-        >>> infsa.plan_conversion(timm.create_model("deit_tiny_patch16_224")).layers[0].family
-        'timm'
-    """
+    """The adapter for timm."""
 
     name = "timm"
 

@@ -14,13 +14,7 @@ from .layers import TimmLayer
 
 
 class BottleneckAttention(TimmLayer, TimmBottleneck):
-    """The attention of bottleneck transformers (BoTNet) as Pure InfSA; relative positions are added before φ.
-
-    Example:
-        >>> layer = timm.layers.bottleneck_attn.BottleneckAttn(64, feat_size=(4, 4))
-        >>> infsa.convert(layer)(torch.randn(2, 64, 4, 4)).shape
-        torch.Size([2, 64, 4, 4])
-    """
+    """The attention of bottleneck transformers (BoTNet) as Pure InfSA; relative positions are added before φ."""
 
     original = TimmBottleneck
     biased = True
@@ -66,12 +60,7 @@ class _MapPool(TimmLayer):
 
 
 class AttentionPool2d(_MapPool, TimmPool2d):
-    """``timm.layers.AttentionPool2d``, the pooling of CLIP's ResNets, as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.layers.AttentionPool2d(64, num_heads=4, feat_size=3))(torch.randn(2, 64, 3, 3)).shape
-        torch.Size([2, 64])
-    """
+    """``timm.layers.AttentionPool2d``, the pooling of CLIP's ResNets, as InfSA."""
 
     original = TimmPool2d
 
@@ -82,12 +71,7 @@ class AttentionPool2d(_MapPool, TimmPool2d):
 
 
 class RotaryPool2d(_MapPool, TimmRotPool2d):
-    """``timm.layers.RotAttentionPool2d`` as InfSA: the same pooling with rotary positions.
-
-    Example:
-        >>> infsa.convert(timm.layers.RotAttentionPool2d(64, num_heads=4))(torch.randn(2, 64, 3, 3)).shape
-        torch.Size([2, 64])
-    """
+    """``timm.layers.RotAttentionPool2d`` as InfSA: the same pooling with rotary positions."""
 
     original = TimmRotPool2d
     rotary = True

@@ -22,12 +22,7 @@ from ..swap import Swapped
 
 
 class TimmLayer(Swapped):
-    """What the layers of timm share: a fused projection, and what follows the heads.
-
-    Example:
-        >>> isinstance(infsa.convert(timm.layers.Attention(64, 4)), TimmLayer)
-        True
-    """
+    """What the layers of timm share: a fused projection, and what follows the heads."""
 
     masks = "none"
     rotary = False
@@ -157,34 +152,19 @@ class _Rotary(TimmLayer):
 
 
 class EvaAttention(_Rotary, TimmEva):
-    """``timm.models.eva.EvaAttention`` as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.eva.EvaAttention(64, 4, scale_norm=False))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """``timm.models.eva.EvaAttention`` as InfSA."""
 
     original = TimmEva
 
 
 class AttentionRope(_Rotary, TimmRope):
-    """``timm.layers.AttentionRope`` as InfSA; key heads shared by several query heads stay shared.
-
-    Example:
-        >>> infsa.convert(timm.layers.AttentionRope(64, 4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """``timm.layers.AttentionRope`` as InfSA; key heads shared by several query heads stay shared."""
 
     original = TimmRope
 
 
 class BeitAttention(TimmLayer, TimmBeit):
-    """``timm.models.beit.Attention`` as InfSA: the relative position bias is added to the scores before φ.
-
-    Example:
-        >>> infsa.convert(timm.models.beit.Attention(64, 4, window_size=(3, 3)))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """``timm.models.beit.Attention`` as InfSA: the relative position bias is added to the scores before φ."""
 
     original = TimmBeit
 
@@ -198,11 +178,7 @@ class BeitAttention(TimmLayer, TimmBeit):
 
 
 class RelPosAttention(TimmLayer, TimmRelPos):
-    """``RelPosAttention`` of timm's ViT with relative positions as InfSA: the bias is added to the scores before φ.
-
-    Example:
-        >>> infsa.convert(timm.create_model("vit_relpos_small_patch16_224")).blocks[0].attn
-    """
+    """``RelPosAttention`` of timm's ViT with relative positions as InfSA: the bias is added to the scores before φ."""
 
     original = TimmRelPos
     rel_pos: Any
@@ -215,12 +191,7 @@ class RelPosAttention(TimmLayer, TimmRelPos):
 
 
 class AttentionPoolLatent(TimmLayer, TimmPool):
-    """Attention pooling by learned queries as InfSA: cross-attention of the latents to the tokens.
-
-    Example:
-        >>> infsa.convert(timm.layers.AttentionPoolLatent(64, num_heads=4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 64])
-    """
+    """Attention pooling by learned queries as InfSA: cross-attention of the latents to the tokens."""
 
     original = TimmPool
     q: Any

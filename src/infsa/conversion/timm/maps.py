@@ -37,11 +37,7 @@ class _Map(TimmLayer):
 
 
 class MaxMapAttention(_Map, TimmMaxMap):
-    """The attention of MaxViT and CoAtNet on maps as InfSA; a window or grid cell has its own norm.
-
-    Example:
-        >>> infsa.convert(timm.create_model("coatnet_0_rw_224")).stages[2].blocks[0].attn
-    """
+    """The attention of MaxViT and CoAtNet on maps as InfSA; a window or grid cell has its own norm."""
 
     original = TimmMaxMap
     rel_pos: Any
@@ -55,11 +51,7 @@ class MaxMapAttention(_Map, TimmMaxMap):
 
 
 class MaxAttention(TimmLayer, TimmMax):
-    """The attention of MaxViT, channels last, as InfSA; a window or grid cell has its own norm.
-
-    Example:
-        >>> infsa.convert(timm.create_model("maxvit_tiny_tf_224")).stages[0].blocks[0].attn_block.attn
-    """
+    """The attention of MaxViT, channels last, as InfSA; a window or grid cell has its own norm."""
 
     original = TimmMax
     rel_pos: Any
@@ -77,12 +69,7 @@ class MaxAttention(TimmLayer, TimmMax):
 
 
 class MapAttention(_Map, TimmMap):
-    """``timm.layers.Attention2d`` as InfSA: the attention of MobileNetV4 and its relatives.
-
-    Example:
-        >>> infsa.convert(timm.layers.Attention2d(64, num_heads=4), "linear")(torch.randn(2, 64, 3, 3)).shape
-        torch.Size([2, 64, 3, 3])
-    """
+    """``timm.layers.Attention2d`` as InfSA: the attention of MobileNetV4 and its relatives."""
 
     original = TimmMap
     masks = "attn_mask"
@@ -95,13 +82,7 @@ class MapAttention(_Map, TimmMap):
 
 
 class MultiQueryAttention(TimmLayer, TimmMultiQuery):
-    """``timm.layers.MultiQueryAttention2d`` as InfSA: heads share one key; queries and keys may be pooled.
-
-    Example:
-        >>> layer = timm.layers.MultiQueryAttention2d(64, num_heads=4, kv_stride=2)
-        >>> infsa.convert(layer, "linear")(torch.randn(2, 64, 4, 4)).shape
-        torch.Size([2, 64, 4, 4])
-    """
+    """``timm.layers.MultiQueryAttention2d`` as InfSA: heads share one key; queries and keys may be pooled."""
 
     original = TimmMultiQuery
     masks = "attn_mask"
@@ -125,12 +106,7 @@ class MultiQueryAttention(TimmLayer, TimmMultiQuery):
 
 
 class VisformerAttention(_Map, TimmVis):
-    """The attention of Visformer as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.visformer.Attention(64, 4))(torch.randn(2, 64, 3, 3)).shape
-        torch.Size([2, 64, 3, 3])
-    """
+    """The attention of Visformer as InfSA."""
 
     original = TimmVis
 
@@ -140,12 +116,7 @@ class VisformerAttention(_Map, TimmVis):
 
 
 class FastAttention(TimmLayer, TimmFast):
-    """The attention of FastViT as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.fastvit.Attention(64))(torch.randn(2, 64, 3, 3)).shape
-        torch.Size([2, 64, 3, 3])
-    """
+    """The attention of FastViT as InfSA."""
 
     original = TimmFast
 
@@ -156,12 +127,7 @@ class FastAttention(TimmLayer, TimmFast):
 
 
 class VoloAttention(TimmLayer, TimmVolo):
-    """The self-attention of VOLO as InfSA; its outlook attention is another layer.
-
-    Example:
-        >>> infsa.convert(timm.models.volo.Attention(64, 4))(torch.randn(2, 3, 3, 64)).shape
-        torch.Size([2, 3, 3, 64])
-    """
+    """The self-attention of VOLO as InfSA; its outlook attention is another layer."""
 
     original = TimmVolo
 
@@ -172,11 +138,7 @@ class VoloAttention(TimmLayer, TimmVolo):
 
 
 class SamAttention(TimmLayer, TimmSam):
-    """The attention of SAM's image encoder as InfSA; relative positions are added to the scores before φ.
-
-    Example:
-        >>> infsa.convert(timm.create_model("samvit_base_patch16")).blocks[0].attn
-    """
+    """The attention of SAM's image encoder as InfSA; relative positions are added to the scores before φ."""
 
     original = TimmSam
     lost = (PADDING,)
@@ -198,11 +160,7 @@ class SamAttention(TimmLayer, TimmSam):
 
 
 class SingleHeadAttention(TimmLayer, TimmSingle):
-    """The single-head attention of SHViT as InfSA: a part of the channels attends, the others pass.
-
-    Example:
-        >>> infsa.convert(timm.create_model("shvit_s1")).stages[1].blocks[0].mixer
-    """
+    """The single-head attention of SHViT as InfSA: a part of the channels attends, the others pass."""
 
     original = TimmSingle
     num_heads = 1

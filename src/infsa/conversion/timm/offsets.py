@@ -32,12 +32,7 @@ class _Offsets(TimmLayer):
 
 
 class LevitAttention(_Offsets, TimmLevit):
-    """The attention of LeViT as Pure InfSA, on tokens or, as in its convolutional form, on maps.
-
-    Example:
-        >>> infsa.convert(timm.models.levit.Attention(32, 8, 4, resolution=3))(torch.randn(2, 9, 32)).shape
-        torch.Size([2, 9, 32])
-    """
+    """The attention of LeViT as Pure InfSA, on tokens or, as in its convolutional form, on maps."""
 
     original = TimmLevit
 
@@ -49,13 +44,7 @@ class LevitAttention(_Offsets, TimmLevit):
 
 
 class LevitDownsample(_Offsets, TimmLevitDown):
-    """The shrinking attention of LeViT as Pure InfSA: a subset of the tokens asks all of them.
-
-    Example:
-        >>> layer = timm.models.levit.AttentionDownsample(32, 48, 8, 4, resolution=4)
-        >>> infsa.convert(layer)(torch.randn(2, 16, 32)).shape
-        torch.Size([2, 4, 48])
-    """
+    """The shrinking attention of LeViT as Pure InfSA: a subset of the tokens asks all of them."""
 
     original = TimmLevitDown
     q: Any
@@ -73,12 +62,7 @@ class LevitDownsample(_Offsets, TimmLevitDown):
 
 
 class TinyAttention(_Offsets, TimmTiny):
-    """The window attention of TinyViT as Pure InfSA; each window has its own norm.
-
-    Example:
-        >>> infsa.convert(timm.models.tiny_vit.Attention(32, 8, 4, 1, (3, 3)))(torch.randn(2, 9, 32)).shape
-        torch.Size([2, 9, 32])
-    """
+    """The window attention of TinyViT as Pure InfSA; each window has its own norm."""
 
     original = TimmTiny
     lost = (PADDING,)
@@ -91,12 +75,7 @@ class TinyAttention(_Offsets, TimmTiny):
 
 
 class EfficientFormerAttention(_Offsets, TimmEfficient):
-    """The attention of EfficientFormer as Pure InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.efficientformer.Attention(32, 8, 4, resolution=3))(torch.randn(2, 9, 32)).shape
-        torch.Size([2, 9, 32])
-    """
+    """The attention of EfficientFormer as Pure InfSA."""
 
     original = TimmEfficient
 

@@ -41,13 +41,7 @@ class _Reduced(TimmLayer):
 
 
 class PvtAttention(_Reduced, TimmPvt):
-    """The attention of PVT v2 as InfSA: all tokens ask keys and values of a reduced map.
-
-    Example:
-        >>> layer = timm.models.pvt_v2.Attention(64, 4, sr_ratio=2)
-        >>> infsa.convert(layer, "linear")(torch.randn(2, 16, 64), (4, 4)).shape
-        torch.Size([2, 16, 64])
-    """
+    """The attention of PVT v2 as InfSA: all tokens ask keys and values of a reduced map."""
 
     original = TimmPvt
     act: Any
@@ -59,13 +53,7 @@ class PvtAttention(_Reduced, TimmPvt):
 
 
 class SubSampleAttention(_Reduced, TimmSubSample):
-    """The global attention of Twins as InfSA: all tokens ask keys and values of a reduced map.
-
-    Example:
-        >>> layer = timm.models.twins.GlobalSubSampleAttn(64, 4, sr_ratio=2)
-        >>> infsa.convert(layer)(torch.randn(2, 16, 64), (4, 4)).shape
-        torch.Size([2, 16, 64])
-    """
+    """The global attention of Twins as InfSA: all tokens ask keys and values of a reduced map."""
 
     original = TimmSubSample
 
@@ -75,11 +63,7 @@ class SubSampleAttention(_Reduced, TimmSubSample):
 
 
 class NextAttention(TimmLayer, TimmNext):
-    """The attention of Next-ViT as InfSA: all tokens ask averages of neighbouring ones.
-
-    Example:
-        >>> infsa.convert(timm.create_model("nextvit_small")).stages[0].blocks
-    """
+    """The attention of Next-ViT as InfSA: all tokens ask averages of neighbouring ones."""
 
     original = TimmNext
     q: Any
@@ -97,13 +81,7 @@ class NextAttention(TimmLayer, TimmNext):
 
 
 class HieraAttention(TimmLayer, TimmHiera):
-    """The attention of Hiera as InfSA: each mask unit is a token graph of its own; queries may be pooled.
-
-    Example:
-        >>> layer = timm.models.hiera.MaskUnitAttention(32, 64, 2, q_stride=4, window_size=4, use_mask_unit_attn=True)
-        >>> infsa.convert(layer)(torch.randn(2, 32, 32)).shape
-        torch.Size([2, 8, 64])
-    """
+    """The attention of Hiera as InfSA: each mask unit is a token graph of its own; queries may be pooled."""
 
     original = TimmHiera
     heads: int
@@ -127,12 +105,7 @@ class HieraAttention(TimmLayer, TimmHiera):
 
 
 class HieraDetAttention(TimmLayer, TimmHieraDet):
-    """The attention of SAM 2's Hiera as InfSA, on maps or windows of them; queries may be pooled.
-
-    Example:
-        >>> infsa.convert(timm.models.hieradet_sam2.MultiScaleAttention(32, 64, 2))(torch.randn(2, 4, 4, 32)).shape
-        torch.Size([2, 4, 4, 64])
-    """
+    """The attention of SAM 2's Hiera as InfSA, on maps or windows of them; queries may be pooled."""
 
     original = TimmHieraDet
     lost = (PADDING,)
@@ -151,9 +124,6 @@ class MvitAttention(TimmLayer, TimmMvit):
     """The pooling attention of MViT v2 as InfSA; relative positions are added to the scores before φ.
 
     What the layer adds after attention, its pooled queries, stays.
-
-    Example:
-        >>> infsa.convert(timm.create_model("mvitv2_tiny")).stages[0].blocks[0].attn
     """
 
     original = TimmMvit

@@ -15,12 +15,7 @@ from .layers import TimmLayer
 
 
 class MetaAttention(TimmLayer, TimmMeta):
-    """The attention of MetaFormers (CAFormer) as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.metaformer.Attention(64))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """The attention of MetaFormers (CAFormer) as InfSA."""
 
     original = TimmMeta
 
@@ -30,12 +25,7 @@ class MetaAttention(TimmLayer, TimmMeta):
 
 
 class ConvitAttention(TimmLayer, TimmConvit):
-    """The plain attention of ConViT as InfSA; its gated positional attention is another layer.
-
-    Example:
-        >>> infsa.convert(timm.models.convit.MHSA(64))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """The plain attention of ConViT as InfSA; its gated positional attention is another layer."""
 
     original = TimmConvit
 
@@ -46,12 +36,7 @@ class ConvitAttention(TimmLayer, TimmConvit):
 
 
 class TntAttention(TimmLayer, TimmTnt):
-    """The attention of Transformer iN Transformer as InfSA; the pixels of a patch are a token graph of their own.
-
-    Example:
-        >>> infsa.convert(timm.models.tnt.Attention(64, 64, 4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 10, 64])
-    """
+    """The attention of Transformer iN Transformer as InfSA; the pixels of a patch are a token graph of their own."""
 
     original = TimmTnt
     qk: Any
@@ -73,12 +58,7 @@ class _FirstToken(TimmLayer):
 
 
 class ClassAttn(_FirstToken, TimmCait):
-    """The class attention of CaiT and XCiT as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.cait.ClassAttn(64, 4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 1, 64])
-    """
+    """The class attention of CaiT and XCiT as InfSA."""
 
     original = TimmCait
     q: Any
@@ -91,12 +71,7 @@ class ClassAttn(_FirstToken, TimmCait):
 
 
 class VoloClassAttention(_FirstToken, TimmVoloClass):
-    """The class attention of VOLO as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.volo.ClassAttention(64, 4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 1, 64])
-    """
+    """The class attention of VOLO as InfSA."""
 
     original = TimmVoloClass
     q: Any
@@ -108,12 +83,7 @@ class VoloClassAttention(_FirstToken, TimmVoloClass):
 
 
 class CrossAttention(_FirstToken, TimmCross):
-    """The cross-attention of CrossViT as InfSA: the class token of one branch asks the patches of the other.
-
-    Example:
-        >>> infsa.convert(timm.models.crossvit.CrossAttention(64, 4))(torch.randn(2, 10, 64)).shape
-        torch.Size([2, 1, 64])
-    """
+    """The cross-attention of CrossViT as InfSA: the class token of one branch asks the patches of the other."""
 
     original = TimmCross
     wq: Any

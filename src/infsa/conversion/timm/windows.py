@@ -21,11 +21,7 @@ PADDING = "zero padding of incomplete windows takes part, as with softmax: timm 
 
 
 class WindowAttention(TimmLayer, TimmWindow):
-    """Swin's window attention as Pure InfSA: every window is a token graph of its own, with its own norm.
-
-    Example:
-        >>> infsa.convert(timm.create_model("swin_tiny_patch4_window7_224")).layers[0].blocks[0].attn
-    """
+    """Swin's window attention as Pure InfSA: every window is a token graph of its own, with its own norm."""
 
     original = TimmWindow
     masks = "window shift"
@@ -37,11 +33,7 @@ class WindowAttention(TimmLayer, TimmWindow):
 
 
 class WindowAttentionV2(TimmLayer, TimmWindowV2):
-    """Swin V2's window attention as Pure InfSA: cosine scores, scaled and biased as in the original, then φ.
-
-    Example:
-        >>> infsa.convert(timm.create_model("swinv2_tiny_window8_256")).layers[0].blocks[0].attn
-    """
+    """Swin V2's window attention as Pure InfSA: cosine scores, scaled and biased as in the original, then φ."""
 
     original = TimmWindowV2
     cpb_mlp: Any
@@ -60,11 +52,7 @@ class WindowAttentionV2(TimmLayer, TimmWindowV2):
 
 
 class WindowAttentionCr(TimmLayer, TimmWindowCr):
-    """The window attention of timm's other Swin V2 (``swinv2_cr``) as Pure InfSA: cosine scores, biases of an MLP.
-
-    Example:
-        >>> infsa.convert(timm.create_model("swinv2_cr_tiny_224")).stages[0].blocks[0].attn
-    """
+    """The window attention of timm's other Swin V2 (``swinv2_cr``) as Pure InfSA: cosine scores, biases of an MLP."""
 
     original = TimmWindowCr
     masks = "window shift"
@@ -77,12 +65,7 @@ class WindowAttentionCr(TimmLayer, TimmWindowCr):
 
 
 class DavitWindow(TimmLayer, TimmDavit):
-    """The window attention of DaViT as InfSA; its channel attention is another layer.
-
-    Example:
-        >>> infsa.convert(timm.models.davit.WindowAttention(64, (4, 4), 2), "linear")(torch.randn(2, 16, 64)).shape
-        torch.Size([2, 16, 64])
-    """
+    """The window attention of DaViT as InfSA; its channel attention is another layer."""
 
     original = TimmDavit
     lost = (PADDING,)
@@ -93,12 +76,7 @@ class DavitWindow(TimmLayer, TimmDavit):
 
 
 class NestAttention(TimmLayer, TimmNest):
-    """The block attention of NesT as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.nest.Attention(64, 4))(torch.randn(2, 4, 9, 64)).shape
-        torch.Size([2, 4, 9, 64])
-    """
+    """The block attention of NesT as InfSA."""
 
     original = TimmNest
 
@@ -110,12 +88,7 @@ class NestAttention(TimmLayer, TimmNest):
 
 
 class TwinsWindow(TimmLayer, TimmTwins):
-    """The locally grouped attention of Twins-SVT as InfSA.
-
-    Example:
-        >>> infsa.convert(timm.models.twins.LocallyGroupedAttn(64, 4, ws=2))(torch.randn(2, 16, 64), (4, 4)).shape
-        torch.Size([2, 16, 64])
-    """
+    """The locally grouped attention of Twins-SVT as InfSA."""
 
     original = TimmTwins
     lost = (PADDING,)
@@ -132,11 +105,7 @@ class TwinsWindow(TimmLayer, TimmTwins):
 
 
 class GlobalWindow(TimmLayer, TimmGlobal):
-    """The window attention of GC ViT as Pure InfSA; its global queries, shared by all windows, stay.
-
-    Example:
-        >>> infsa.convert(timm.create_model("gcvit_xxtiny")).stages[0].blocks[1].attn
-    """
+    """The window attention of GC ViT as Pure InfSA; its global queries, shared by all windows, stay."""
 
     original = TimmGlobal
     rel_pos: Any

@@ -33,23 +33,14 @@ PLANS = 512  # kinds of calls whose launches are kept
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b (B, ...) of half-precision matrices in float32, summed in it too.
-
-    Example:
-        >>> wide_product(torch.ones(1, 2, 3).bfloat16(), torch.ones(1, 3, 2).bfloat16()).dtype
-        torch.float32
-    """
+    """a b (B, ...) of half-precision matrices in float32, summed in it too."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
 
 
 class Plan:
-    """The launches for one shape, type and device of tokens and one kind of layer.
-
-    Example:
-        >>> values, kept = plan_of(...).forward(x, query, key, value, None, None)
-    """
+    """The launches for one shape, type and device of tokens and one kind of layer."""
 
     def __init__(
         self,
@@ -242,10 +233,6 @@ def fused_values(
     """γ Σ a v (B, H, 1, d) for tokens x (B, N, D), B > 0, and projections of one type; in the type of x.
 
     ``mask`` (B, N) is True for real tokens, the others must be zero; ``key=None`` takes the keys from the queries.
-
-    Example:
-        >>> fused_values(x, 64, (wq, bq), None, (wv, bv), 0.7, None, "relu", 1e-6).shape
-        torch.Size([1, 64, 1, 16])
     """
     decay = gamma if isinstance(gamma, Tensor) else None
     plan = plan_of(

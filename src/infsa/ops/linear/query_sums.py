@@ -154,11 +154,7 @@ def gradient_kernel(
 def query_sizes(
     width: int, heads: int, masked: bool, dtype: torch.dtype, index: int | None
 ) -> tuple[LinearConfig, dict[str, int | bool]]:
-    """The config of both passes over queries of a head width, and what is fixed in their kernels.
-
-    Example:
-        >>> config, constants = query_sizes(16, 64, False, torch.bfloat16, 0)
-    """
+    """The config of both passes over queries of a head width, and what is fixed in their kernels."""
     config = linear_config("queries", heads, dtype, index)
     padded = padded_width(width)
     sizes = {"WIDTH": width, "PADDED": padded, "BLOCK_N": config.block_n, "MASKED": masked}
@@ -166,22 +162,13 @@ def query_sizes(
 
 
 def spans_of(n: int, programs: int, block: int) -> tuple[int, int]:
-    """How many spans n tokens are cut into, and how long each is, in whole blocks.
-
-    Example:
-        >>> spans_of(100, 4, 16)
-        (4, 32)
-    """
+    """How many spans n tokens are cut into, and how long each is, in whole blocks."""
     span = triton.cdiv(triton.cdiv(n, max(1, programs)), block) * block
     return triton.cdiv(n, span), span
 
 
 def span_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Σ e (B, spans, H) and Σ e q (B, spans, H, d) in float32, of at least one image.
-
-    Example:
-        >>> totals, vectors = span_sums(layer.q(x), None, heads=64)
-    """
+    """Σ e (B, spans, H) and Σ e q (B, spans, H, d) in float32, of at least one image."""
     q = readable(q)
     batch, n, _ = q.shape
     config, sizes = query_sizes(q.shape[2] // heads, heads, mask is not None, q.dtype, q.device.index)
@@ -197,11 +184,7 @@ def span_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tenso
 
 
 def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Σ e (B, H) and Σ e q (B, H, d) in float32 of queries (B, N, H · d); ``mask`` (B, N) is True for real tokens.
-
-    Example:
-        >>> total, vectors = query_sums(layer.q(x), None, heads=64)
-    """
+    """Σ e (B, H) and Σ e q (B, H, d) in float32 of queries (B, N, H · d); ``mask`` (B, N) is True for real tokens."""
     batch, width = q.shape[0], q.shape[2] // heads
     total = q.new_empty(batch, heads, dtype=torch.float32)
     vector = total.new_empty(batch, heads, width)
@@ -214,11 +197,7 @@ def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tens
 
 
 def query_gradients(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, mask: Tensor | None, heads: int) -> Tensor:
-    """dq in the type of q, from the gradients (B, H) and (B, H, d) of its sums.
-
-    Example:
-        >>> dq = query_gradients(grad_total, grad_vectors, layer.q(x), None, heads=64)
-    """
+    """dq in the type of q, from the gradients (B, H) and (B, H, d) of its sums."""
     q = readable(q)
     batch, n, _ = q.shape
     config, sizes = query_sizes(q.shape[2] // heads, heads, mask is not None, q.dtype, q.device.index)

@@ -17,11 +17,7 @@ from .query_sums import query_sums as launch_query_sums
 def energy_sums(
     x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ e (B, H) and Σ e q (B, H, d) for q = x Wᵀ + b, in float32.
-
-    Example:
-        >>> total, vectors = energy_sums(x, layer.q.weight, layer.q.bias, None, 64)
-    """
+    """Σ e (B, H) and Σ e q (B, H, d) for q = x Wᵀ + b, in float32."""
     return linear_sums.energy_sums(x, weight, bias, mask, heads)
 
 
@@ -35,11 +31,7 @@ def energy_gradients(
     mask: Tensor | None,
     heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dW and db (empty without a bias).
-
-    Example:
-        >>> dx, dweight, dbias = energy_gradients(grad_total, grad_vectors, x, weight, bias, None, 64)
-    """
+    """dx, dW and db (empty without a bias)."""
     with torch.autocast(x.device.type, enabled=False):
         return linear_sums.energy_gradients(grad_total, grad_vectors, x, weight, bias, mask, heads)
 
@@ -48,11 +40,7 @@ def energy_gradients(
 def score_sums(
     x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, ΣS (B, H) and ΣSx (B, H, D), S_jh = φ(u_h · x_j + o_h), in float32.
-
-    Example:
-        >>> absolute, signed, vectors = score_sums(x, u, offset, None, "relu")
-    """
+    """Σ|S|, ΣS (B, H) and ΣSx (B, H, D), S_jh = φ(u_h · x_j + o_h), in float32."""
     return linear_sums.score_sums(x, u, offset, mask, activation)
 
 
@@ -69,11 +57,7 @@ def score_gradients(
     vectors: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, du and do.
-
-    Example:
-        >>> dx, du, doffset = score_gradients(*grads, x, u, offset, None, absolute, vectors, "relu")
-    """
+    """dx, du and do."""
     with torch.autocast(x.device.type, enabled=False):
         return linear_sums.score_gradients(
             grad_absolute, grad_signed, grad_vectors, x, u, offset, mask, absolute, vectors, activation
@@ -82,11 +66,7 @@ def score_gradients(
 
 @custom_op("infsa_triton::query_sums", mutates_args=())
 def query_sums(q: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Σ e (B, H) and Σ e q (B, H, d) of queries (B, N, H · d) that exist, in float32.
-
-    Example:
-        >>> total, vectors = query_sums(layer.q(x), None, 64)
-    """
+    """Σ e (B, H) and Σ e q (B, H, d) of queries (B, N, H · d) that exist, in float32."""
     return launch_query_sums(q, mask, heads)
 
 
@@ -164,12 +144,7 @@ refuse_second_derivatives("infsa_triton::energy_sums_backward", "infsa_triton::s
 
 @register_flop_formula(torch.ops.infsa_triton.energy_sums)
 def energy_flops(x_shape: Any, weight_shape: Any, *_: Any, **__: Any) -> int:
-    """The query projection.
-
-    Example:
-        >>> energy_flops((1, 4096, 1024), (1024, 1024))
-        8589934592
-    """
+    """The query projection."""
     batch, n, dim = x_shape
     return 2 * batch * n * dim * weight_shape[0]
 
@@ -178,23 +153,13 @@ def energy_flops(x_shape: Any, weight_shape: Any, *_: Any, **__: Any) -> int:
 def energy_backward_flops(
     total_shape: Any, vectors_shape: Any, x_shape: Any, weight_shape: Any, *_: Any, **__: Any
 ) -> int:
-    """The projection once more, dx and dW.
-
-    Example:
-        >>> energy_backward_flops((1, 64), (1, 64, 16), (1, 4096, 1024), (1024, 1024))
-        25769803776
-    """
+    """The projection once more, dx and dW."""
     return 3 * energy_flops(x_shape, weight_shape)
 
 
 @register_flop_formula(torch.ops.infsa_triton.score_sums)
 def score_flops(x_shape: Any, u_shape: Any, *_: Any, **__: Any) -> int:
-    """Scores and pooled tokens.
-
-    Example:
-        >>> score_flops((1, 4096, 1024), (1, 64, 1024))
-        1073741824
-    """
+    """Scores and pooled tokens."""
     batch, n, dim = x_shape
     return 4 * batch * n * dim * u_shape[1]
 
@@ -203,11 +168,6 @@ def score_flops(x_shape: Any, u_shape: Any, *_: Any, **__: Any) -> int:
 def score_backward_flops(
     absolute_shape: Any, signed_shape: Any, vectors_shape: Any, x_shape: Any, u_shape: Any, *_: Any, **__: Any
 ) -> int:
-    """Scores and pulls, du, and dx from both.
-
-    Example:
-        >>> score_backward_flops((1, 64), (1, 64), (1, 64, 1024), (1, 4096, 1024), (1, 64, 1024))
-        2684354560
-    """
+    """Scores and pulls, du, and dx from both."""
     batch, n, dim = x_shape
     return 10 * batch * n * dim * u_shape[1]

@@ -11,12 +11,7 @@ from .triton_kernels import energy_backward_kernel, energy_kernel, score_kernel,
 
 
 def power_of_two_above(bound: Tensor) -> Tensor:
-    """The power of two at or above a positive bound, elementwise.
-
-    Example:
-        >>> power_of_two_above(torch.tensor([0.3, 5.0]))
-        tensor([0.5000, 8.0000])
-    """
+    """The power of two at or above a positive bound, elementwise."""
     return torch.exp2(torch.ceil(torch.log2(bound.clamp_min(1e-30))))
 
 
@@ -47,11 +42,7 @@ def _energy_sizes(
 def energy_sums(
     x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ e (B, H) and Σ e q (B, H, d), float32, for q = x Wᵀ + b: x (B, N, D), weight (H · d, D).
-
-    Example:
-        >>> total, vectors = energy_sums(x, layer.q.weight, layer.q.bias, None, heads=64)
-    """
+    """Σ e (B, H) and Σ e q (B, H, d), float32, for q = x Wᵀ + b: x (B, N, D), weight (H · d, D)."""
     x, weight = readable(x), weight.contiguous()
     config = linear_config("energy", heads, x.dtype, x.device.index)
     sizes = _energy_sizes(x, weight, bias, mask, config)
@@ -85,11 +76,7 @@ def energy_gradients(
     mask: Tensor | None,
     heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dW and db (empty without a bias).
-
-    Example:
-        >>> dx, dweight, dbias = energy_gradients(grad_total, grad_vectors, x, weight, None, None, heads=64)
-    """
+    """dx, dW and db (empty without a bias)."""
     x, weight = readable(x), weight.contiguous()
     config = linear_config("energy", heads, x.dtype, x.device.index)
     sizes = _energy_sizes(x, weight, bias, mask, config)
@@ -209,11 +196,7 @@ def _weighted_tokens(weights: Tensor, x: Tensor) -> Tensor:
 def score_sums(
     x: Tensor, u: Tensor, offset: Tensor, mask: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, ΣS (B, H) and ΣSx (B, H, D) in float32, S_jh = φ(u_h · x_j + o_h): x (B, N, D), u (B, H, D), o (B, H).
-
-    Example:
-        >>> absolute, signed, vectors = score_sums(x, u, offset, None, "relu")
-    """
+    """Σ|S|, ΣS (B, H) and ΣSx (B, H, D) in float32, S_jh = φ(u_h · x_j + o_h): x (B, N, D), u (B, H, D), o (B, H)."""
     x = readable(x)
     if x.shape[0] == 0:
         return offset.clone(), offset.clone(), u.clone()
@@ -233,11 +216,7 @@ def score_gradients(
     vectors: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx in the type of x, du and do in float32; ``absolute`` and ``vectors`` are what ``score_sums`` returned.
-
-    Example:
-        >>> dx, du, doffset = score_gradients(*grads, x, u, offset, None, absolute, vectors, "relu")
-    """
+    """dx in the type of x, du and do in float32; ``absolute`` and ``vectors`` are what ``score_sums`` returned."""
     x = readable(x)
     if x.shape[0] == 0:
         return torch.empty_like(x), u.clone(), offset.clone()

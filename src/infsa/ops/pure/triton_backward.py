@@ -29,9 +29,6 @@ def row_factors(
     """The factors of ∂L/∂Z · v, of R' in dS and of R' in dV, (3, B, H, Nq), and those of dQ, dK and of dV, (2, B, H).
 
     In float16 they place dS and the weights of dV high in its range, by bounds that hold for every pair of tokens.
-
-    Example:
-        >>> rows, out = row_factors(dots, grad, v, gamma, norm, True, 1 / 8, 1e-6)
     """
     dead = norm == 0
     wide_norm = norm.double()
@@ -71,12 +68,7 @@ def backward(
     queries_config: Config | None = None,
     seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV in the type of the inputs, and c: (B, H, Nq), whose sum over rows and batch is γ ∂L/∂γ.
-
-    Example:
-        >>> z, norm = forward(q, k, v, gamma, "relu", False, 1e-6)
-        >>> dq, dk, dv, c = backward(torch.ones_like(z), q, k, v, gamma, z, norm, "relu", False, 1e-6)
-    """
+    """dQ, dK, dV in the type of the inputs, and c: (B, H, Nq), whose sum over rows and batch is γ ∂L/∂γ."""
     grad, q, k, v, z = (readable(x) for x in (grad, q, k, v, z))
     batch, heads, n_q, width = q.shape
     n_k, value_width = k.shape[2], v.shape[3]

@@ -13,22 +13,12 @@ from .triton_forward_kernels import pure_rows, pure_scale
 
 
 def norms_of(queries: int, is_causal: bool, seen: Tensor | None) -> int:
-    """How many norms a head has: one for all rows, or one each.
-
-    Example:
-        >>> norms_of(16, False, None)
-        1
-    """
+    """How many norms a head has: one for all rows, or one each."""
     return queries if is_causal or seen is not None else 1
 
 
 def steps_of(seen: Tensor | None) -> tuple[int, int]:
-    """Strides over (B, Nq), zero where all share one number.
-
-    Example:
-        >>> steps_of(torch.ones(1, 8))
-        (0, 1)
-    """
+    """Strides over (B, Nq), zero where all share one number."""
     if seen is None:
         return 0, 0
     batch, row = (0 if size == 1 else step for size, step in zip(seen.shape, seen.stride(), strict=True))
@@ -49,10 +39,6 @@ def forward(
     """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1); causal or by row (B, H, Nq).
 
     ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of keys that each query may see.
-
-    Example:
-        >>> q = torch.randn(1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
-        >>> z, norm = forward(q, q, q, torch.full((1, 1, 1), 0.7, device="cuda"), "relu", False, 1e-6)
     """
     q, k, v = readable(q), readable(k), readable(v)
     batch, heads, n_q, width = q.shape

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ..checks import cast_output, refuse_second_derivatives
 from ..triton.layout import token_major
 from ..triton.support import FEW_TOKENS
-from . import triton_backward as pure_backward
-from . import triton_forward as pure_forward
+from . import triton_backward, triton_forward
 
 
 def _few(q: Tensor, k: Tensor, seen: Tensor | None) -> bool:
@@ -29,14 +28,11 @@ def pure(
     """Z = γ R v / (F + ε) in the type of q, and the norms F; γ is float32, (1 or H, 1, 1).
 
     ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of keys that each query may see.
-
-    Example:
-        >>> z, norm = pure(q, k, v, gamma, None, "relu", False, 1e-6)
     """
     if _few(q, k, seen):
-        z, norm = pure_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen=seen)
+        z, norm = triton_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen=seen)
         return cast_output(z, q.dtype), norm
-    return pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
+    return triton_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
 
 
 @custom_op("infsa_triton::pure_backward", mutates_args=())
@@ -53,22 +49,18 @@ def pure_gradients(
     is_causal: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV, and c: (B, H, Nq) in float32, whose sum over rows and batch is γ ∂L/∂γ.
-
-    Example:
-        >>> dq, dk, dv, c = pure_gradients(grad, q, k, v, gamma, None, z, norm, "relu", False, 1e-6)
-    """
+    """dQ, dK, dV, and c: (B, H, Nq) in float32, whose sum over rows and batch is γ ∂L/∂γ."""
     dtype = q.dtype
     if _few(q, k, seen):
         grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
-        z, norm = pure_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
-    dq, dk, dv, dots = pure_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen=seen)
+        z, norm = triton_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
+    dq, dk, dv, dots = triton_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen=seen)
     return dq.to(dtype), dk.to(dtype), dv.to(dtype), dots
 
 
 @pure.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, seen: Tensor | None, *options: Any) -> Any:
-    count = pure_forward.norms_of(q.shape[2], options[1], seen)
+    count = triton_forward.norms_of(q.shape[2], options[1], seen)
     norm = q.new_empty(q.shape[0], q.shape[1], count, dtype=torch.float32)
     return token_major(q, q.shape[2], v.shape[3]), norm
 
@@ -102,23 +94,13 @@ refuse_second_derivatives("infsa_triton::pure_backward")
 
 @register_flop_formula(torch.ops.infsa_triton.pure)
 def pure_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
-    """Two products per pair of tokens, causal or not, as torch counts attention.
-
-    Example:
-        >>> pure_flops((1, 8, 1024, 64), (1, 8, 1024, 64), (1, 8, 1024, 64))
-        2147483648
-    """
+    """Two products per pair of tokens, causal or not, as torch counts attention."""
     batch, heads, n_q, width = q_shape
     return 2 * batch * heads * n_q * k_shape[2] * (width + v_shape[3])
 
 
 @register_flop_formula(torch.ops.infsa_triton.pure_backward)
 def pure_backward_flops(grad_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
-    """The five products of the formulas; that the kernels compute two of them twice is not counted.
-
-    Example:
-        >>> pure_backward_flops(*((1, 8, 1024, 64),) * 4)
-        5368709120
-    """
+    """The five products of the formulas; that the kernels compute two of them twice is not counted."""
     batch, heads, n_q, width = q_shape
     return 2 * batch * heads * n_q * k_shape[2] * (3 * width + 2 * v_shape[3])

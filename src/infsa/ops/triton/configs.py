@@ -14,11 +14,7 @@ SMALLEST_WIDTH = 16
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run a kernel.
-
-    Example:
-        >>> Config(128, 64, warps=8, stages=3)
-    """
+    """One way to run a kernel."""
 
     block_q: int  # queries per tile
     block_k: int  # keys per tile
@@ -35,12 +31,7 @@ class Config:
 
 
 def padded_width(width: int) -> int:
-    """The head width as tiles hold it: a power of two, at least 16.
-
-    Example:
-        >>> padded_width(48)
-        64
-    """
+    """The head width as tiles hold it: a power of two, at least 16."""
     return max(SMALLEST_WIDTH, triton.next_power_of_2(width))
 
 
@@ -49,10 +40,6 @@ def generation(index: int | None) -> int:
     """The class of GPU, as a compute capability: 80, 89, 90 or 100; 0 for the interpreter.
 
     8.6, 8.9 and 12.x have 99 KiB of shared memory and are one class.
-
-    Example:
-        >>> generation(None)
-        0
     """
     if index is None:
         return 0
@@ -129,11 +116,7 @@ FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(
 
 
 def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | None) -> Config:
-    """The config of a kernel (``"forward"``, ``"keys"``, ``"queries"``) for a padded width, type and GPU.
-
-    Example:
-        >>> default_config("forward", 64, torch.bfloat16, 0)
-    """
+    """The config of a kernel (``"forward"``, ``"keys"``, ``"queries"``) for a padded width, type and GPU."""
     kind = generation(index)
     if kind == 0:
         return SMALL
@@ -143,12 +126,7 @@ def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | Non
 
 
 def candidates(kernel: str, width: int, kind: int) -> list[Config]:
-    """The configs worth measuring for half precision on a generation of GPUs.
-
-    Example:
-        >>> len(candidates("forward", 64, 90)) > 10
-        True
-    """
+    """The configs worth measuring for half precision on a generation of GPUs."""
     tiles = {
         "forward": [(128, 64, 8), (128, 128, 8), (64, 64, 4), (128, 32, 4), (128, 64, 4), (64, 128, 4)],
         "keys": [(64, 128, 8), (64, 64, 4), (32, 128, 8), (128, 128, 8), (32, 64, 4), (64, 128, 4)],
@@ -168,11 +146,7 @@ def candidates(kernel: str, width: int, kind: int) -> list[Config]:
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """One way to run a kernel of Linear-InfSA.
-
-    Example:
-        >>> LinearConfig(64, block_n=128, block_d=64)
-    """
+    """One way to run a kernel of Linear-InfSA."""
 
     heads: int
     block_n: int = 64  # tokens per tile
@@ -189,11 +163,7 @@ class LinearConfig:
 
 
 def linear_config(kernel: str, heads: int, dtype: torch.dtype, index: int | None) -> LinearConfig:
-    """The config of a pass (``"energy"``, ``"queries"``, ``"scores"``, ``"pool"``) over the tokens.
-
-    Example:
-        >>> linear_config("energy", 64, torch.bfloat16, 0)
-    """
+    """The config of a pass (``"energy"``, ``"queries"``, ``"scores"``, ``"pool"``) over the tokens."""
     kind = generation(index)
     if kind == 0:
         return LinearConfig(heads, 32, 32, 32, programs=8)

@@ -19,10 +19,6 @@ class Launch:
     """One kernel with its grid, numbers and constants fixed, for tensors of fixed types on one device.
 
     The kernel takes pointers first, then numbers, then constants. The device must be the current one.
-
-    Example:
-        >>> launch = Launch(kernel, (4, 2), (heads, n), {"DIM": 64, "num_warps": 4}, x.device)
-        >>> launch(x, out)
     """
 
     def __init__(

@@ -21,13 +21,7 @@ def _limit(*tensors: Tensor) -> str | None:
 
 
 def pure_limit(q: Tensor, v: Tensor, attn_mask: Tensor | None, hops: float, dropout_p: float) -> str | None:
-    """Why the kernels of Pure InfSA cannot do a call; None if they can.
-
-    Example:
-        >>> x = torch.randn(1, 1, 4, 200)
-        >>> pure_limit(x, x, None, 1, 0.0)
-        'takes head widths up to 128, got 200'
-    """
+    """Why the kernels of Pure InfSA cannot do a call; None if they can."""
     if attn_mask is not None:
         return f"takes no attn_mask, got one of shape {tuple(attn_mask.shape)}"
     if dropout_p > 0:
@@ -38,12 +32,7 @@ def pure_limit(q: Tensor, v: Tensor, attn_mask: Tensor | None, hops: float, drop
 
 
 def pool_limit(x: Tensor, width: int, iterations: int, queries: int, causal: str | None) -> str | None:
-    """Why the kernels of pool-first Linear-InfSA cannot do a call; None if they can.
-
-    Example:
-        >>> pool_limit(torch.randn(1, 4, 64), 16, 2, 1, None)
-        'takes iterations=1, got 2'
-    """
+    """Why the kernels of pool-first Linear-InfSA cannot do a call; None if they can."""
     if iterations != 1:
         return f"takes iterations=1, got {iterations!r}"
     if queries != 1:
