@@ -22,7 +22,7 @@ from infsa.models import read_weights
 from infsa.report.documents import write_tables
 from infsa.report.panels import draw_gallery
 from infsa.report.quality_figures import draw_alignment_bars, draw_quality
-from infsa.report.table import alignment_table, box_table, markdown, removal_table
+from infsa.report.quality_tables import alignment_table, box_table, removal_table
 
 PAPER = ("softmax", "infsa_pure", "infsa_linear")  # compared under every fill and method, and in the gallery
 RIVALS = ("last", "rollout", "gradient", "tokenrank", "katz", "degree")
@@ -138,7 +138,7 @@ def main(
         "gallery": f"![maps of three mechanisms on six images]({where}/gallery.png)\n",
         "alignment-figure": f"![agreement with the Perron vector]({where}/alignment.png)\n",
     }
-    write_tables(document, {**{name: markdown(table) for name, table in tables.items()}, **shown})
+    write_tables(document, {**{name: table.markdown() for name, table in tables.items()}, **shown})
     print(f"done in {time.perf_counter() - started:.0f} s")
 
 

@@ -13,7 +13,7 @@ from infsa.report import bench_documents, bench_tables
 from infsa.report.bench_figures import draw_bench, save
 from infsa.report.documents import write_tables
 from infsa.report.published import accuracy_figure
-from infsa.report.table import Rows, markdown
+from infsa.report.table import Table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,7 +34,7 @@ CAPTIONS = {
 
 def main() -> None:
     """Every table and figure for which there is a result file; the others say that there is none."""
-    tables = {"flop-crossover": markdown(bench_tables.flop_crossover_table())}
+    tables = {"flop-crossover": bench_tables.flop_crossover_table().markdown()}
     save(accuracy_figure(), IMAGES / "accuracy.png")
     names = ("table1-4l", "table1-24l", "stress", "compiled", "crossover", "limits", "slopes", "checks", "machine",
              "claims", "claims-24l", "resolution")  # fmt: skip
@@ -56,7 +56,7 @@ def main() -> None:
     write_tables(ROOT / "docs" / "benchmarks.md", tables)
 
 
-def gpu_tables(content: dict) -> dict[str, Rows | str]:
+def gpu_tables(content: dict) -> dict[str, Table | str]:
     """The tables of a run on a GPU, by their marks in the document."""
     return {
         "table1-4l": bench_documents.table1(content, "4L-64H"),
@@ -73,17 +73,17 @@ def gpu_tables(content: dict) -> dict[str, Rows | str]:
     }
 
 
-def filled(table: Rows | str) -> str:
+def filled(table: Table | str) -> str:
     """A table in Markdown, or the words that there is none."""
-    if isinstance(table, Rows):
-        return markdown(table) if table.rows else NOT_RUN
+    if isinstance(table, Table):
+        return table.markdown() if table.rows else NOT_RUN
     return table or NOT_RUN
 
 
 def slopes(content: dict) -> str:
     """The slope tables that have Linear-InfSA, each under its name."""
     found = {name: table for name, table in bench_tables.slope_tables(content).items() if LINEAR in str(table.rows)}
-    return "\n".join(f"{name}:\n\n{markdown(table)}" for name, table in found.items())
+    return "\n".join(f"{name}:\n\n{table.markdown()}" for name, table in found.items())
 
 
 if __name__ == "__main__":

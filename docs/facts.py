@@ -17,7 +17,8 @@ from infsa.report.kernel_tables import (
     model_table,
     short_table,
 )
-from infsa.report.table import Rows, cell, markdown
+from infsa.report.quality_tables import cell
+from infsa.report.table import Table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,7 +48,7 @@ def facts_table() -> str:
     rows.append(["ROC-AUC of the map against boxes, %", *(cell(found["roc"], images=False) for found in boxes)])
     cosines = [cell(alignment[name]["all_layers"]["cosine"]["a"], 1, 3, images=False) for name in NAMES]
     rows.append(["cosine of the ranking a with the Perron vector", *cosines])
-    return markdown(Rows(["measured, mean ± deviation over runs", *NAMES.values()], rows))
+    return Table(["measured, mean ± deviation over runs", *NAMES.values()], rows).markdown()
 
 
 def accuracy(shard: str, name: str) -> str:
@@ -66,13 +67,13 @@ def speed_table() -> str:
     for label, case in FAST.items():
         times = [quick["rows"].get(f"{name} fast {case}", {}).get("ms") for name in ("vit", "pure", "linear")]
         rows.append([f"{label}, `fast`, 16 / 16 / 64 heads", *map(number, times)])
-    return markdown(Rows([f"{gpu}, milliseconds", "softmax, fused", "Pure InfSA", "Linear-InfSA"], rows))
+    return Table([f"{gpu}, milliseconds", "softmax, fused", "Pure InfSA", "Linear-InfSA"], rows).markdown()
 
 
 def verdicts_table() -> str:
     """How the paper's claims fared, in one line."""
     counts = read_json(RESULTS / "ledger.json")["counts"]
-    return markdown(Rows(list(counts), [[str(count) for count in counts.values()]]))
+    return Table(list(counts), [[str(count) for count in counts.values()]]).markdown()
 
 
 def cost_table() -> str:
@@ -84,7 +85,7 @@ def cost_table() -> str:
         "InfViT Linear 4L-64H, parameters": "parameters, M",
     }
     lines = [[label, f"{rows[claim]['paper']:g}", f"{rows[claim]['ours']:.2f}"] for claim, label in wanted.items()]
-    return markdown(Rows(["Linear InfViT-4L-64H", "paper", "counted"], lines))
+    return Table(["Linear InfViT-4L-64H", "paper", "counted"], lines).markdown()
 
 
 def candidates_table() -> str:
@@ -94,14 +95,14 @@ def candidates_table() -> str:
         [name, cell(found["cosine"][name], 1, 3, images=False), cell(found["spearman"][name], 1, 3, images=False)]
         for name in ("a", "a, 3 rounds", "power, 1 step", "energy", "uniform")
     ]
-    return markdown(Rows(["candidate", "cosine", "Spearman"], lines))
+    return Table(["candidate", "cosine", "Spearman"], lines).markdown()
 
 
 def control_table() -> str:
     """Accuracy with and without a mechanism that looks at all."""
     names = {**NAMES, "mean": "mean pooling"}
     lines = [[label, *(accuracy(shard, name) for shard in "ab")] for name, label in names.items()]
-    return markdown(Rows(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines))
+    return Table(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines).markdown()
 
 
 def measured(name: str) -> dict[str, object] | None:

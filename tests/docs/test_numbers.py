@@ -17,7 +17,7 @@ from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
 from infsa.graph import five_token_graph
-from infsa.report import table as quality_tables
+from infsa.report import quality_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -99,7 +99,7 @@ def quality_page():
         "alignment-layers": tables.alignment_table(aligned, layers=True),
     }
     made |= {f"fill-{fill}": tables.removal_table(fills, fill) for fill in ("black", "blur", "road", "tokens")}
-    return {name: tables.markdown(table) for name, table in made.items()}
+    return {name: table.markdown() for name, table in made.items()}
 
 
 def made_again(page, monkeypatch):

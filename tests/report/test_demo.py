@@ -12,8 +12,8 @@ from PIL import Image
 from infsa.bench.cases import NINE
 from infsa.cli.app import main
 from infsa.report.demo_images import SHIPPED, certain_images, example_images, patches_for_half, quarters
-from infsa.report.html import Picture, Section, table_html, write_page
-from infsa.report.table import Rows
+from infsa.report.html import Picture, Section, write_page
+from infsa.report.table import Table
 
 
 class Sources(HTMLParser):
@@ -91,7 +91,7 @@ def test_half_of_a_map():
 
 
 def test_pictures_and_tables_are_escaped(tmp_path):
-    assert "&lt;b&gt;" in table_html(Rows(["<b>"], [["1"]]))
+    assert "&lt;b&gt;" in Table(["<b>"], [["1"]]).html()
     picture = Picture.of(Figure(figsize=(1, 1)), 'a "square"', wide=True)
     path = write_page(tmp_path / "page.html", "a < b", "&", [Section("t", "f", pictures=[picture])], "end")
     text = path.read_text(encoding="utf-8")

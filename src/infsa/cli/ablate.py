@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..report.table import Table
 from .options import at_least
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
-from .tables import FittedTable
 
 
 @with_recipe_options
@@ -43,7 +43,6 @@ def ablate(
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10
     """
     from ..report.ablation import COLUMNS, cell, draw_ablation
-    from ..report.table import Rows
     from ..train import PAPER_SWEEPS, Study, run_study
 
     base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
@@ -68,7 +67,7 @@ def ablate(
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
     columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
     rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]
-    console.print(FittedTable(Rows(columns, rows), caption=f"mean ± deviation over {seeds} seeds"))
+    console.print(Table(columns, rows, caption=f"mean ± deviation over {seeds} seeds"))
     for file in (out / "ablation.json", figure):
         console.print(f"  {file}", highlight=False, soft_wrap=True)
 

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..report.table import Table
 from .options import at_least, chosen_device
 from .parameters import check_gamma, check_seed, checked
 from .recipe_options import parse_pairs
-from .tables import FittedTable
 
 
 def adapt(
@@ -94,9 +94,8 @@ def adapt(
         console.print(f"  {out / name}", highlight=False, soft_wrap=True)
 
 
-def stages_table(result: dict[str, Any]) -> FittedTable:
+def stages_table(result: dict[str, Any]) -> Table:
     """Agreement and accuracy after every stage."""
-    from ..report.table import Rows
 
     rows = [
         [
@@ -107,4 +106,4 @@ def stages_table(result: dict[str, Any]) -> FittedTable:
         ]
         for row in result["history"]
     ]
-    return FittedTable(Rows(["after", "agreement with the original", "top-1", "seconds so far"], rows))
+    return Table(["after", "agreement with the original", "top-1", "seconds so far"], rows)

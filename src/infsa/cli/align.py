@@ -9,7 +9,6 @@ from rich.console import Console
 
 from .options import at_least, chosen_device, progress_report
 from .parameters import check_seed, checked
-from .tables import FittedTable
 
 
 def align(
@@ -42,7 +41,7 @@ def align(
     from ..evaluate import Aligning, Subject, study_alignment
     from ..files import write_json
     from ..report.quality_figures import draw_alignment_bars
-    from ..report.table import alignment_table
+    from ..report.quality_tables import alignment_table
 
     subjects = [Subject.of(source) for source in checkpoints]
     if len({subject.name for subject in subjects}) < len(subjects):
@@ -68,6 +67,6 @@ def align(
         typer.echo(json.dumps({**summary, "files": [str(file), str(figure)]}, indent=1))
         return
     caption = "Mean ± deviation over seeds (deviation over heads and images)."
-    console.print(FittedTable(alignment_table(summary), "Agreement with the Perron vector, all layers", caption))
-    console.print(FittedTable(alignment_table(summary, layers=True), "Layer by layer"))
+    console.print(alignment_table(summary).titled("Agreement with the Perron vector, all layers", caption))
+    console.print(alignment_table(summary, layers=True).titled("Layer by layer"))
     console.print(f"Written: {file}, {figure}", highlight=False, soft_wrap=True)

@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..report.table import Table
 from .options import at_least, chosen_device
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
-    from ..report.table import Rows
 
 LEGEND = (
     "ms: median ± half the interquartile range; ~ marks rounds that differ by more than 5 %. J in brackets: the "
@@ -187,26 +186,25 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
         typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
         return
     for name, rows in timed_groups(content).items():
-        console.print(FittedTable(group_table(rows), name))
+        console.print(group_table(rows).titled(name))
     for name, table in slope_tables(content).items():
-        console.print(FittedTable(table, f"Growth with N: {name}", "95 % confidence intervals"))
+        console.print(table.titled(f"Growth with N: {name}", "95 % confidence intervals"))
     limits = limit_table(content)
     if limits.rows:
         console.print(limits_table(limits))
     if content["checks"]:
-        console.print(FittedTable(check_table(content), "Known matrix product: what the harness adds to a time"))
+        console.print(check_table(content).titled("Known matrix product: what the harness adds to a time"))
     console.print(f"{machine_line(content)} {LEGEND}", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)
 
 
-def limits_table(limits: "Rows") -> FittedTable:
+def limits_table(limits: Table) -> Table:
     """The largest images; terms that are the same for all rows go below the table."""
     terms = {tuple(row[-2:]) for row in limits.rows}
     if len(terms) > 1:
-        return FittedTable(limits, "Largest image")
+        return limits.titled("Largest image")
     caption = ", ".join(f"{name}: {value}" for name, value in zip(limits.columns[-2:], *terms, strict=True))
-    short = limits._replace(columns=limits.columns[:-2], rows=[row[:-2] for row in limits.rows])
-    return FittedTable(short, "Largest image", caption)
+    return Table(limits.columns[:-2], [row[:-2] for row in limits.rows], "Largest image", caption)
 
 
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
@@ -221,4 +219,4 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    Console().print(FittedTable(compare_table(a, b), f"{second} against {first}", compare_note(a, b)))
+    Console().print(compare_table(a, b).titled(f"{second} against {first}", compare_note(a, b)))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..report.table import Table
 from .parameters import check_gamma, checked
 from .recipe_options import parse_pairs
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..conversion import ConversionPlan
@@ -69,13 +69,12 @@ def convert(
         typer.echo(json.dumps(content, indent=2))
 
 
-def plan_table(plan: "ConversionPlan", title: str) -> FittedTable:
+def plan_table(plan: "ConversionPlan", title: str) -> Table:
     """A plan for the terminal, without the columns that say no for every layer."""
-    from ..report.table import Rows
 
     layers = plan.rows()
     shown = (
         [column for column in layers[0] if any(row[column] not in ("no", "none") for row in layers)] if layers else []
     )
     cells = [[row[column] for column in shown] for row in layers]
-    return FittedTable(Rows(shown, cells), title, "" if layers else "no attention layers")
+    return Table(shown, cells, title, "" if layers else "no attention layers")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..report.table import Table
 from .options import progress_report
 from .parameters import check_gamma, check_seed, checked
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..report.demo import Demo
@@ -65,9 +65,8 @@ def demo(
     console.print(f"\nOpen the report: [bold]{page}[/bold]", highlight=False, soft_wrap=True)
 
 
-def maps_table(models: "Models") -> FittedTable:
+def maps_table(models: "Models") -> Table:
     """What the models take the photographs for, and what their maps are worth."""
-    from ..report.table import Rows
 
     names = list(models.areas)
     rows = [
@@ -80,22 +79,20 @@ def maps_table(models: "Models") -> FittedTable:
     rows.append(["area over the MoRF curve, %", *(f"{100 * models.areas[name]['map']:.1f}" for name in names)])
     rows.append(["  in random order", *(f"{100 * models.areas[name]['random order']:.1f}" for name in names)])
     caption = f"Shipped weights, 50 classes, 64 pixels; curves over {models.views} views."
-    return FittedTable(Rows(["photograph", *names], rows), "0. Photographs through the shipped models", caption)
+    return Table(["photograph", *names], rows, "0. Photographs through the shipped models", caption)
 
 
-def timing_table(timing: dict[str, Any]) -> FittedTable:
+def timing_table(timing: dict[str, Any]) -> Table:
     """Milliseconds over growing N."""
     from ..report.bench_tables import number
-    from ..report.table import Rows
 
     rows = [[name, *(number(time) for time in times)] for name, times in timing["milliseconds"].items()]
     columns = ["one layer, ms", *(f"N = {tokens:,}" for tokens in timing["tokens"])]
-    return FittedTable(Rows(columns, rows), "4. Nine mechanisms over growing N, this CPU", "A sketch; see infsa bench.")
+    return Table(columns, rows, "4. Nine mechanisms over growing N, this CPU", "A sketch; see infsa bench.")
 
 
-def identities_table(result: "Demo") -> FittedTable:
+def identities_table(result: "Demo") -> Table:
     """Three routes to the same numbers."""
-    from ..report.table import Rows
 
     rows = [[claim, f"{difference:.1e}"] for claim, difference in result.identities.items()]
     caption = (
@@ -103,12 +100,11 @@ def identities_table(result: "Demo") -> FittedTable:
         f"radius {result.spectrum['spectral_radius']:.3f}, largest row sum "
         f"{result.spectrum['largest_row_sum']:.2f}"
     )
-    return FittedTable(Rows(["identity", "relative difference"], rows), "1. One operator, three readings", caption)
+    return Table(["identity", "relative difference"], rows, "1. One operator, three readings", caption)
 
 
-def ranking_table(result: "Demo") -> FittedTable:
+def ranking_table(result: "Demo") -> Table:
     """The most central tokens by every measure."""
-    from ..report.table import Rows
 
     rows = [
         [
@@ -120,12 +116,11 @@ def ranking_table(result: "Demo") -> FittedTable:
     ]
     columns = ["centrality", "top five tokens", "Spearman with Katz (in)"]
     caption = "Degree stands beside the multi-hop measures: where they agree, one hop says it all."
-    return FittedTable(Rows(columns, rows), "2. Which tokens matter (head 0)", caption)
+    return Table(columns, rows, "2. Which tokens matter (head 0)", caption)
 
 
-def alignment_table(result: "Demo") -> FittedTable:
+def alignment_table(result: "Demo") -> Table:
     """Linear-InfSA's vector against the true Perron vector, beside two trivial candidates."""
-    from ..report.table import Rows
 
     rows = [
         [tokens if index == 0 else "", name, *(f"{value:.3f}" for value in entry.values())]
@@ -137,4 +132,4 @@ def alignment_table(result: "Demo") -> FittedTable:
         f"Over {result.config['heads']} heads, untrained projections. Energy and uniform are baselines. "
         "Centring the tokens shows how much of the agreement is a direction they share."
     )
-    return FittedTable(Rows(columns, rows), "3. Does Linear-InfSA find the Perron vector?", caption)
+    return Table(columns, rows, "3. Does Linear-InfSA find the Perron vector?", caption)

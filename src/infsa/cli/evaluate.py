@@ -9,14 +9,13 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from ..report.table import Table
 from .options import at_least, chosen_device
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..data import ImageDataset
     from ..evaluate.accuracy import Accuracy
     from ..models import InfViT
-    from ..report.table import Rows
 
     Choose = Callable[[ImageDataset], ImageDataset]
 
@@ -91,9 +90,9 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
-    console.print(FittedTable(accuracy_rows(results), "Accuracy"))
+    console.print(accuracy_rows(results).titled("Accuracy"))
     for name, result in results.items():
-        console.print(FittedTable(*class_rows(result, name)))
+        console.print(class_rows(result, name))
     for file in files:
         console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
 
@@ -153,10 +152,9 @@ def splits_of(data: str, split: str | None) -> list[str | None]:
     return ["val"]
 
 
-def accuracy_rows(results: "dict[str, Accuracy]") -> "Rows":
+def accuracy_rows(results: "dict[str, Accuracy]") -> Table:
     """One row per split, and the classes that fare worst and best."""
     from ..data.paths import shown
-    from ..report.table import Rows
 
     rows = []
     for name, found in results.items():
@@ -164,13 +162,12 @@ def accuracy_rows(results: "dict[str, Accuracy]") -> "Rows":
         worst, best = min(shares, key=lambda c: shares[c]), max(shares, key=lambda c: shares[c])
         numbers = [f"{found.images:,}", f"{found.top1:.2%}", f"{found.top5:.2%}", f"{found.loss:.4f}"]
         rows.append([name, *numbers, f"{shown(worst)} {shares[worst]:.0%}", f"{shown(best)} {shares[best]:.0%}"])
-    return Rows(["split", "images", "top-1", "top-5", "loss", "worst class", "best class"], rows)
+    return Table(["split", "images", "top-1", "top-5", "loss", "worst class", "best class"], rows)
 
 
-def class_rows(found: "Accuracy", split: str) -> "tuple[Rows, str]":
+def class_rows(found: "Accuracy", split: str) -> Table:
     """A row per class that has images, the worst first, and what it is mostly taken for; and a title."""
     from ..data.paths import shown
-    from ..report.table import Rows
 
     names, rows = found.unique_classes, []
     for index in [i for i, count in enumerate(found.counts) if count]:
@@ -180,4 +177,4 @@ def class_rows(found: "Accuracy", split: str) -> "tuple[Rows, str]":
         rows.append((share, [shown(names[index]), f"{found.counts[index]:,}", f"{share:.1%}", mostly]))
     rows.sort(key=lambda row: row[0])
     title = f"Classes of {split}" + (f", the {SHOWN} worst of {len(rows)}" if len(rows) > SHOWN else "")
-    return Rows(["class", "images", "top-1", "mostly taken for"], [row for _, row in rows[:SHOWN]]), title
+    return Table(["class", "images", "top-1", "mostly taken for"], [row for _, row in rows[:SHOWN]], title)

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from ..report.table import Table
 from .options import chosen_device
 from .parameters import check_seed, checked
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -133,7 +133,6 @@ def _explain_file(
 
 def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
     from ..data.paths import shown
-    from ..report.table import Rows
 
     rows = []
     for record in done:
@@ -142,5 +141,5 @@ def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
         cells = [shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses]
         rows.append(cells + [""] * (5 - len(cells)))
     columns = ["image", "model", "patches", "first guess", "second guess"]
-    console.print(FittedTable(Rows(columns, rows), "What the models see"))
+    console.print(Table(columns, rows, "What the models see"))
     console.print(f"Panels, overlays and arrays are in {out}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from .options import at_least, chosen_device, progress_report
 from .parameters import check_seed, checked
-from .tables import FittedTable
 
 
 def quality(
@@ -57,7 +56,7 @@ def quality(
     from ..evaluate.summary import NORMALISATIONS
     from ..files import write_json
     from ..report.quality_figures import draw_quality, has_boxes
-    from ..report.table import box_table, caption, removal_table
+    from ..report.quality_tables import box_table, caption, removal_table
 
     chosen = tuple(methods or ["last"])
     common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}
@@ -94,10 +93,10 @@ def quality(
         return
     for removal in removals:
         title = f"Removing patches, fill: {removal.fill}"
-        console.print(FittedTable(removal_table(summary, removal.fill), title, caption(summary["config"])))
+        console.print(removal_table(summary, removal.fill).titled(title, caption(summary["config"])))
     rules = {"centre": "centre of the patch inside", "area": "half of the patch covered"} if has_boxes(summary) else {}
     for rule, title in rules.items():
-        console.print(FittedTable(box_table(summary, rule), f"Patches and boxes: {title}"))
+        console.print(box_table(summary, rule).titled(f"Patches and boxes: {title}"))
     if not rules:
         console.print("The data has no boxes to compare the maps with.", highlight=False)
     console.print("Written: " + ", ".join(str(file) for file in files), highlight=False, soft_wrap=True)

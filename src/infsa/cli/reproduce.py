@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..report.table import Table
 from .bench import row_progress
 from .options import chosen_device, progress_report
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..reproduce import Sources
@@ -119,7 +119,6 @@ def open_sources(
 
 def show_targets(names: list[str], as_json: bool) -> None:
     """Print what the targets are and what they need."""
-    from ..report.table import Rows
     from ..reproduce import TARGETS, paper
 
     found = [
@@ -132,15 +131,14 @@ def show_targets(names: list[str], as_json: bool) -> None:
         return
     columns = ["target", "title", "claims", "full scale needs"]
     lines = [[str(row[column]) for column in columns] for row in found]
-    Console().print(FittedTable(Rows(columns, lines), "Targets"))
+    Console().print(Table(columns, lines, "Targets"))
 
 
 def show(ledger: dict[str, Any], console: Console) -> None:
     """Print one table for each target, and the counts."""
-    from ..report.table import Rows
     from ..reproduce.document import COLUMNS, line
 
     for name, target in ledger["targets"].items():
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
-        console.print(FittedTable(Rows(COLUMNS, lines), f"{name}: {target['title']}", target["source"]))
+        console.print(Table(COLUMNS, lines, f"{name}: {target['title']}", target["source"]))
     console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from ..report.table import Table
 from .options import at_least, chosen_device
 from .parameters import check_seed, checked
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -283,7 +283,6 @@ def _bar(console: Console) -> "Iterator[Any]":
 
 
 def _print(console: Console, record: dict[str, Any]) -> None:
-    from ..report.table import Rows
     from ..streaming.memory import show_bytes
 
     rows = []
@@ -294,7 +293,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
         rows.append(row)
     columns = ["class", "probability", "logit", *(["90 % interval"] if "low" in record else [])]
-    console.print(FittedTable(Rows(columns, rows), "What the model sees"))
+    console.print(Table(columns, rows, "What the model sees"))
     if "low" in record:
         console.print(f"From {record['tiles']} tiles, {record['share']:.1%} of the image", highlight=False)
         return

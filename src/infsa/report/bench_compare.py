@@ -3,7 +3,7 @@
 from typing import Any
 
 from .bench_tables import NONE, Content, machine_line, number
-from .table import Rows
+from .table import Table
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ def compare_rows(a: Content, b: Content) -> list[Row]:
     return found
 
 
-def compare_table(a: Content, b: Content) -> Rows:
+def compare_table(a: Content, b: Content) -> Table:
     """The same as words; the first two numbers are milliseconds, or pixels where the largest image was searched."""
     ratios = ("ms_ratio", "bytes_ratio", "joules_ratio", "side_ratio")
     lines = [
@@ -34,7 +34,7 @@ def compare_table(a: Content, b: Content) -> Rows:
         for row in compare_rows(a, b)
     ]
     columns = ["row", "first, ms or px", "second, ms or px", "time", "memory", "energy", "side"]
-    return Rows(columns, lines)
+    return Table(columns, lines)
 
 
 def compare_note(a: Content, b: Content) -> str:

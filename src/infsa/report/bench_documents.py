@@ -6,7 +6,7 @@ from ..bench.cases import VARIANTS, Case
 from ..bench.presets import DEEP, FOUR
 from ..bench.scaling import finished, measured_crossover, median, series
 from .bench_tables import NONE, energy, gibibytes, latency, number
-from .table import Rows
+from .table import Table
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -33,7 +33,7 @@ def find(content: Content, mechanism: str, **fields: Any) -> Row | None:
     return content["rows"].get(Case(mechanism, **fields).key)
 
 
-def table1(content: Content, config: str) -> Rows:
+def table1(content: Content, config: str) -> Table:
     """One half of Table 1 beside the paper's numbers; :func:`claim_table` has the ratios."""
     fields, paper = CONFIGS[config], PAPER[config]
     lines = []
@@ -52,10 +52,10 @@ def table1(content: Content, config: str) -> Rows:
         ])  # fmt: skip
     columns = ["mechanism", "parameters, M", "train 512², ms", "infer 1024², ms", "images/s", "J/image",
                "memory, GiB", "largest image", "paper, A100: ms / ms / J"]  # fmt: skip
-    return Rows(columns, lines)
+    return Table(columns, lines)
 
 
-def stress_table(content: Content) -> Rows:
+def stress_table(content: Content) -> Table:
     """The extreme resolutions: training at 4096² and inference at 9216²."""
     lines = []
     for name, variant in VARIANTS.items():
@@ -72,10 +72,10 @@ def stress_table(content: Content) -> Rows:
             memory = [gibibytes((row or {}).get("peak_bytes")) for row in found[:2]]
             lines.append([label, _cell(found[0]), memory[0], _cell(found[1]), memory[1], _cell(found[2])])
     columns = ["mechanism", "4L train 4096², ms", "GiB", "4L infer 9216², ms", "GiB", "24L infer 9216², ms"]
-    return Rows(columns, lines)
+    return Table(columns, lines)
 
 
-def compiled_table(content: Content) -> Rows:
+def compiled_table(content: Content) -> Table:
     """Inference at 1024², as it comes and compiled with CUDA graphs."""
     lines = []
     for name, variant in VARIANTS.items():
@@ -87,10 +87,10 @@ def compiled_table(content: Content) -> Rows:
         ]
         if cells[1] != NONE or cells[3] != NONE:
             lines.append([variant.label, *cells])
-    return Rows(["mechanism", "4L eager, ms", "4L compiled, ms", "24L eager, ms", "24L compiled, ms"], lines)
+    return Table(["mechanism", "4L eager, ms", "4L compiled, ms", "24L eager, ms", "24L compiled, ms"], lines)
 
 
-def crossover_table(content: Content) -> Rows:
+def crossover_table(content: Content) -> Table:
     """From which N on Linear-InfSA is faster than others in the same model, measured.
 
     In inference, as it comes and compiled with CUDA graphs, and in training.
@@ -110,10 +110,10 @@ def crossover_table(content: Content) -> Rows:
             text = "every size measured" if tokens == first else text
             found.setdefault(name, [NONE] * len(CROSSED))[column] = text
     lines = [[VARIANTS[name].label, *found[name]] for name in VARIANTS if name in found]
-    return Rows(["against", "inference, from N", "inference, compiled, from N", "training, from N"], lines)
+    return Table(["against", "inference, from N", "inference, compiled, from N", "training, from N"], lines)
 
 
-def resolution_table(content: Content) -> Rows:
+def resolution_table(content: Content) -> Table:
     """Inference of the 4-layer models at growing sizes, the fastest at the largest size first."""
     found = {name: [find(content, name, size=(side, side), **FOUR) for side in SIDES] for name in VARIANTS}
     found = {name: rows for name, rows in found.items() if sum("latency_ms" in (row or {}) for row in rows) > 2}
@@ -121,10 +121,10 @@ def resolution_table(content: Content) -> Rows:
     times = {name: [median(row) if row and "latency_ms" in row else worst for row in found[name]] for name in found}
     order = sorted(found, key=lambda name: times[name][::-1])
     lines = [[VARIANTS[name].label, *map(_cell, found[name])] for name in order]
-    return Rows(["mechanism", *(f"{side}², ms" for side in SIDES)], lines)
+    return Table(["mechanism", *(f"{side}², ms" for side in SIDES)], lines)
 
 
-def claim_table(content: Content, config: str = "4L-64H") -> Rows:
+def claim_table(content: Content, config: str = "4L-64H") -> Table:
     """How many times better Linear-InfSA is at 1024² than others: time, energy, memory; and in the paper."""
     size, fields, printed = (1024, 1024), CONFIGS[config], PAPER[config]
     ours = find(content, "infsa_linear", size=size, **fields)
@@ -141,7 +141,7 @@ def claim_table(content: Content, config: str = "4L-64H") -> Rows:
             _ratio((theirs or {}).get("peak_bytes"), (ours or {}).get("peak_bytes")), *paper,
         ])  # fmt: skip
     first = f"Linear-InfSA, {config}, 1024², times better than"
-    return Rows([first, "time", "time, both compiled", "energy", "memory", "paper: time", "paper: energy"], lines)
+    return Table([first, "time", "time, both compiled", "energy", "memory", "paper: time", "paper: energy"], lines)
 
 
 def _rough(value: float) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..bench.cases import VARIANTS, read_case
 from ..bench.scaling import CLAIMED, LARGEST, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
-from .table import Rows
+from .table import Table
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -74,7 +74,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: order.index(row["case"]["mechanism"]))
 
 
-def group_table(rows: Sequence[Row]) -> Rows:
+def group_table(rows: Sequence[Row]) -> Table:
     """One group: time, throughput, memory, energy and multiply-adds of each mechanism."""
     columns = ["mechanism", "ms", "images/s", "GiB", "J/image", "GMAC", "Mparam"]
     lines = [
@@ -82,7 +82,7 @@ def group_table(rows: Sequence[Row]) -> Rows:
          number(row.get("macs"), scale=1e-9), number(row.get("parameters"), 4, 1e-6)]
         for row in rows
     ]  # fmt: skip
-    return Rows(columns, lines)
+    return Table(columns, lines)
 
 
 def interval(found: Slope | None) -> str:
@@ -90,7 +90,7 @@ def interval(found: Slope | None) -> str:
     return NONE if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
-def slope_table(rows: Sequence[Row]) -> Rows:
+def slope_table(rows: Sequence[Row]) -> Table:
     """Exponents of N for time and memory beside the claimed one, for rows that differ in mechanism and size only."""
     lines = []
     times, ends, memories = slopes(rows), slopes(rows, LARGEST), memory_slopes(rows)
@@ -102,15 +102,15 @@ def slope_table(rows: Sequence[Row]) -> Rows:
         claimed = f"O({row['tier']}): {CLAIMED[row['tier']]:.0f}"
         cells = [row["label"], claimed, *map(interval, (found, ends[name], memories.get(name))), str(found.points)]
         lines.append(cells)
-    return Rows(["mechanism", "claimed", "time ~ N^", f"{LARGEST} largest sizes", "memory ~ N^", "sizes"], lines)
+    return Table(["mechanism", "claimed", "time ~ N^", f"{LARGEST} largest sizes", "memory ~ N^", "sizes"], lines)
 
 
-def slope_tables(content: Content) -> dict[str, Rows]:
+def slope_tables(content: Content) -> dict[str, Table]:
     """A slope table for every series of sizes in a result file."""
     return {name: slope_table(rows) for name, rows in groups_of_sizes(content["rows"].values()).items()}
 
 
-def limit_table(content: Content) -> Rows:
+def limit_table(content: Content) -> Table:
     """The largest square image of each mechanism and what the next one ran out of."""
     lines = []
     for row in in_order(row for row in content["rows"].values() if row["case"].get("limit")):
@@ -135,20 +135,20 @@ def limit_table(content: Content) -> Rows:
         "memory cap, GiB",
         "time limit, s",
     ]
-    return Rows(columns, lines)
+    return Table(columns, lines)
 
 
-def check_table(content: Content) -> Rows:
+def check_table(content: Content) -> Table:
     """The known matrix product: as the harness times it, and directly."""
     lines = [
         [f"{check['when']}, after {check['after_s']:.0f} s", number(check["harness_ms"]), number(check["direct_ms"]),
          f"{check['ratio']:.3f}", number(check["tflops"])]
         for check in content["checks"] if "harness_ms" in check
     ]  # fmt: skip
-    return Rows(["matrix product", "harness, ms", "directly, ms", "ratio", "TFLOP/s"], lines)
+    return Table(["matrix product", "harness, ms", "directly, ms", "ratio", "TFLOP/s"], lines)
 
 
-def flop_crossover_table() -> Rows:
+def flop_crossover_table() -> Table:
     """From which square image on Linear InfViT-4L needs fewer multiply-adds than others."""
     found = paper_crossover()
     names = {
@@ -164,7 +164,7 @@ def flop_crossover_table() -> Rows:
         side = found[key]
         cell = NONE if side is None else "every size" if side == 16 else f"about {side}²"
         lines.append([label, cell])
-    return Rows(["against", "cheaper from"], lines)
+    return Table(["against", "cheaper from"], lines)
 
 
 def machine_line(content: Content) -> str:

@@ -15,7 +15,7 @@ from .demo_models import Models
 from .figures import BLUE, INK, ORANGE
 from .html import Picture, Section, write_page
 from .panels import overlay
-from .table import Rows
+from .table import Table
 from .training import tidy
 
 MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}
@@ -94,7 +94,7 @@ def morf_section(models: Models) -> Section:
         f"Patches are painted over from the brightest on, in {models.views} views of the photographs; a good map makes "
         "the prediction fall early. A large area over the curve alone says little: a brittle model falls early in any "
         "order, so each model stands beside its own random order.",
-        tables=[Rows(["model", "area over the curve, %", "random order, %", "gain"], rows)],
+        tables=[Table(["model", "area over the curve, %", "random order, %", "gain"], rows)],
         pictures=[Picture.of(figure, "MoRF curves of three mechanisms")],
     )
 
@@ -109,7 +109,7 @@ def idea_section(demo: Demo, named: dict[str, Path]) -> Section:
         "Summing over all paths from patch to patch, each hop worth γ of the one before, gives (I − γÂ)⁻¹: the "
         "expected visits of a random walk that may stop at every step. The five-token example shows why several hops "
         "matter: token 0 is looked at most, but whoever arrives there moves on to token 4.",
-        tables=[Rows(["identity", "relative difference"], rows)],
+        tables=[Table(["identity", "relative difference"], rows)],
         pictures=[
             Picture.of(named["five-tokens"], "a graph of five tokens, its chain and three rankings", wide=True),
             Picture.of(named["hops"], "distance of K hops from the closed form"),
@@ -128,7 +128,7 @@ def alignment_section(models: Models, demo: Demo, named: dict[str, Path]) -> Sec
         "The Perron vector is where an endless walk on the graph settles; finding it needs all pairs of patches. "
         "Linear-InfSA estimates it in one pass. The candidates that need no theory show how much the cosine is worth. "
         "The figure has untrained layers, where agreement is mostly a direction that all tokens share.",
-        tables=[Rows(["candidate, trained model, all layers and heads", "cosine", "Spearman"], rows)],
+        tables=[Table(["candidate, trained model, all layers and heads", "cosine", "Spearman"], rows)],
         pictures=[
             Picture.of(named["alignment"], "agreement with the Perron vector", wide=True),
             Picture.of(named["centralities"], "centralities of the patches of a photograph", wide=True),
@@ -163,7 +163,7 @@ def speed_section(timing: dict[str, Any]) -> Section:
         "One attention layer of width 128 with 2 heads, inference, one thread of this CPU: the fastest of several "
         "calls, which other programs disturb least. A sketch, not a benchmark (that is infsa bench). SDPA is PyTorch's "
         "fused softmax.",
-        tables=[Rows(["mechanism, ms", *(f"N = {n:,}" for n in tokens), "growth"], rows)],
+        tables=[Table(["mechanism, ms", *(f"N = {n:,}" for n in tokens), "growth"], rows)],
         pictures=[Picture.of(figure, "time of nine mechanisms over the number of tokens")],
     )
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ..files import write_atomically
-from .table import Rows
+from .table import Table
 
 STYLE = """
 :root { color-scheme: light; }
@@ -74,7 +74,7 @@ class Section:
     found: str
     text: str = ""
     galleries: Sequence[Sequence[Picture]] = field(default_factory=list)
-    tables: Sequence[Rows] = field(default_factory=list)
+    tables: Sequence[Table] = field(default_factory=list)
     pictures: Sequence[Picture] = field(default_factory=list)
 
     def html(self) -> str:
@@ -82,16 +82,9 @@ class Section:
         parts = [f'<h2>{escape(self.title)}</h2>\n<p class="found">{escape(self.found)}</p>\n']
         parts += [f"<p>{escape(self.text)}</p>\n"] if self.text else []
         parts += [f'<div class="gallery">{"".join(p.html() for p in gallery)}</div>\n' for gallery in self.galleries]
-        parts += [table_html(table) for table in self.tables]
+        parts += [table.html() for table in self.tables]
         parts += [picture.html() for picture in self.pictures]
         return "".join(parts)
-
-
-def table_html(table: Rows) -> str:
-    """Rows of words as an HTML table."""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
 
 
 def write_page(path: str | Path, title: str, opening: str, sections: Sequence[Section], footer: str) -> Path:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .kernel_figures import NAMES, Content
-from .table import Rows, markdown
+from .table import Table
 
 NOT_YET = "not yet measured\n"
 
@@ -21,7 +21,7 @@ def kernel_table(kernels: Content | None) -> str:
         asked = ", ".join(f"{b['asked']} {'met' if b['met'] else 'missed'}" for b in row["bars"].values())
         lines.append([shape, *times, *ratios, asked or "–"])
     head = ["shape, passes", *(f"{NAMES[name]}, ms" for name in ("infsa", *others)), "cuDNN / ours", "flash / ours"]
-    return markdown(Rows([*head, "asked"], lines))
+    return Table([*head, "asked"], lines).markdown()
 
 
 def linear_table(kernels: Content | None) -> str:
@@ -34,7 +34,7 @@ def linear_table(kernels: Content | None) -> str:
         for row in kernels["linear"]
         for p in passes
     ]
-    return markdown(Rows(["tokens, passes", *(f"{way}, ms" for way in ways)], lines))
+    return Table(["tokens, passes", *(f"{way}, ms" for way in ways)], lines).markdown()
 
 
 def memory_table(kernels: Content | None) -> str:
@@ -47,7 +47,7 @@ def memory_table(kernels: Content | None) -> str:
         [f"{r['n']}, {r['passes']}", *(_mebibytes(r["times"].get(name, {})) for name in names)]
         for r in sorted(rows, key=lambda r: (r["passes"] == "both", r["n"]))
     ]
-    return markdown(Rows(["tokens, passes", *(f"{NAMES[name]}, MiB" for name in names)], lines))
+    return Table(["tokens, passes", *(f"{NAMES[name]}, MiB" for name in names)], lines).markdown()
 
 
 def short_table(kernels: Content | None) -> str:
@@ -62,7 +62,7 @@ def short_table(kernels: Content | None) -> str:
         cells = [f"{t[kind]:.3f}" if kind in t else "–" for t in times for kind in ("ms", "call_ms")]
         lines.append([f"{r['n']}, {r['passes']}", *cells])
     head = [f"{NAMES[name]}, {kind}" for name in names for kind in ("GPU, ms", "from Python, ms")]
-    return markdown(Rows(["tokens, passes", *head], lines))
+    return Table(["tokens, passes", *head], lines).markdown()
 
 
 def model_table(models: Content | None) -> str:
@@ -80,7 +80,7 @@ def model_table(models: Content | None) -> str:
         if row.get("failed") != "not run: budget"
     ]
     columns = ["model, way, mode, pixels a side", "ms", "peak memory, GiB", "held before, GiB", "distance, %"]
-    return markdown(Rows(columns, lines))
+    return Table(columns, lines).markdown()
 
 
 def bar_table(models: Content | None) -> str:
@@ -91,7 +91,7 @@ def bar_table(models: Content | None) -> str:
         [name, f"{bar['asked']:.2f}", "–" if bar["found"] is None else f"{bar['found']:.2f}", str(bar["met"]).lower()]
         for name, bar in models["bars"].items()
     ]
-    return markdown(Rows(["bar", "asked, at least", "found", "met"], lines))
+    return Table(["bar", "asked, at least", "found", "met"], lines).markdown()
 
 
 def _milliseconds(time: dict[str, Any]) -> str:

@@ -1,109 +1,98 @@
-"""The tables of attention quality, as rows of words, for the terminal and for Markdown."""
+"""Tables of words: for the terminal (columns where they fit, lines where they do not), for Markdown and for HTML."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
 
-Summary = dict[str, Any]
-BASELINES = {"random": "random map", "centre": "centre Gaussian"}  # they know nothing of the model
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
-
-class Rows(NamedTuple):
-    """A table: its column names and its rows."""
-
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def markdown(table: Rows) -> str:
-    """A table in Markdown."""
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+INDENT = 4  # of the lines that a row is folded into
+GAP = "   "  # between two values of such a line
+ANY_WIDTH = 10_000
+NONE = "–"
+NUMBER = "+-–~0123456789"  # how the cells of a column of numbers begin
 
 
-def cell(value: Summary | None, scale: float = 100, digits: int = 1, images: bool = True) -> str:
-    """A mean with its deviation over seeds and, in brackets, over images; a dash where there is none."""
-    if value is None:
-        return "–"
-    text = f"{scale * value['mean']:.{digits}f}"
-    if value.get("over_runs"):
-        text += f" ± {scale * value['over_runs']:.{digits}f}"
-    return text + (f" ({scale * value['over_images']:.{digits}f})" if images and "over_images" in value else "")
+@dataclass(frozen=True)
+class Table:
+    """Column names and rows of words, with a title and a caption for the terminal.
 
-
-def count(value: Summary) -> str:
-    """A number of things, rounded if it is a mean over runs.
-
-    Example:
-        >>> count({"mean": 251.6, "over_runs": 3.0})
-        '252'
+    Printed by rich, it has columns if none has to be broken; otherwise every row is lines, each value with its name.
     """
-    return f"{value['mean']:.0f}"
 
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    caption: str = ""
 
-def removal_table(summary: Summary, fill: str) -> Rows:
-    """MoRF and LeRF of every group and method under one fill, in percent."""
-    columns = ["model", "runs", "images", "top-1", "map", "MoRF-AOC", "random order", "over random", "LeRF-AUC", "ABPC"]
-    rows = []
-    for name, group in summary["groups"].items():
-        removal = group["removal"][fill]
-        fixed = [name, str(group["runs"]), count(removal["kept"]), cell(removal["top1"])]
-        for method, found in removal["methods"].items():
-            areas = [found["aoc"], removal["random"]["aoc"], found["aoc_over_random"], found["lerf_auc"], found["abpc"]]
-            rows.append([*fixed, method, *(cell(area) for area in areas)])
-        if not removal["methods"]:
-            rows.append([*fixed, *["–"] * (len(columns) - len(fixed))])
-    return Rows(columns, rows)
+    def titled(self, title: str, caption: str = "") -> "Table":
+        """The same table with a title and a caption."""
+        return replace(self, title=title, caption=caption)
 
+    def markdown(self) -> str:
+        """The columns and rows in Markdown."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-def box_table(summary: Summary, rule: str = "centre") -> Rows:
-    """Agreement with boxes of every group and map, in percent, with the baselines of the same images."""
-    columns = ["model", "map", "images", "ROC-AUC", "AP", "pooled ROC", "pooled AP", "pointing", "box IoU"]
-    rows: list[list[str]] = []
-    baselines: list[list[str]] = []
-    for name, group in summary["groups"].items():
-        measured = group["boxes"]["rules"].get(rule)
-        if not measured or not measured["methods"]:
-            rows.append([name, *["–"] * (len(columns) - 1)])
-            continue
-        images = count(measured["images"])
-        for method, found in measured["methods"].items():
-            values = [cell(found["roc"]), cell(found["ap"]), cell(found["pooled_roc"]), cell(found["pooled_ap"])]
-            values += [cell(found["pointing"], images=False), cell(group["boxes"]["iou"][method], images=False)]
-            where, label = (baselines, "") if method in BASELINES else (rows, name)
-            where.append([label, BASELINES.get(method, method), images, *values])
-        chance = [cell(measured["chance_ap"]), "50.0", cell(measured["share"], images=False)]
-        baselines.append(["", "chance", images, "50.0", *chance, "", ""])
-    return Rows(columns, rows + [row for place, row in enumerate(baselines) if row not in baselines[:place]])
+    def html(self) -> str:
+        """The columns and rows in HTML."""
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.columns)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if self.title:
+            yield Text(self.title, style="bold")
+        table = self.in_columns()
+        wanted = Measurement.get(console, options.update_width(ANY_WIDTH), table).maximum
+        if wanted <= options.max_width:
+            yield table
+        else:
+            yield Text("\n".join(self.in_lines(console, options.max_width)), no_wrap=True, overflow="ignore")
+        if self.caption:
+            yield Text(self.caption, style="dim italic")
 
-def alignment_table(summary: Summary, layers: bool = False) -> Rows:
-    """Cosine and Spearman with the Perron vector of every group and candidate; with ``layers``, of a by layer."""
-    rows: list[list[str]] = []
-    if not layers:
-        for name, group in summary["groups"].items():
-            found = group["all_layers"] or {"cosine": {}}
-            rows += [
-                [name, key, cell(value, 1, 3), cell(found["spearman"][key], 1, 3)]
-                for key, value in found["cosine"].items()
+    def in_columns(self) -> RichTable:
+        """As columns, numbers to the right."""
+        table = RichTable(box=SIMPLE_HEAD)
+        for index, column in enumerate(self.columns):
+            numbers = all(not row[index] or row[index][0] in NUMBER for row in self.rows)
+            table.add_column(Text(column), justify="right" if index and numbers else "left")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+    def in_lines(self, console: Console, width: int) -> Iterator[str]:
+        """As lines: the first value of a row, and below it the others with the names of their columns."""
+        first = ""
+        for row in self.rows:
+            first = row[0] or first  # an empty cell stands for the one above it
+            yield from broken(console, f"{self.columns[0]}: {first}", width)
+            pairs = [
+                f"{name}: {cell}"
+                for name, cell in zip(self.columns[1:], row[1:], strict=True)
+                if cell not in ("", NONE)
             ]
-        return Rows(["model", "candidate", "cosine", "Spearman"], rows)
-    for name, group in summary["groups"].items():
-        for layer, found in group["layers"].items():
-            values = [found["cosine"]["a"], found["cosine"]["uniform"], found["spearman"]["a"], found["ratio"]]
-            counts = [count(found[key]) for key in ("samples", "degenerate")]
-            rows.append([name, layer, *(cell(value, 1, 3) for value in values), *counts])
-    return Rows(
-        ["model", "layer", "cosine of a", "of uniform", "Spearman of a", "|λ₂|/|λ₁|", "heads", "degenerate"], rows
-    )
+            for line in packed(pairs, width - INDENT):
+                yield from (" " * INDENT + part for part in broken(console, line, width - INDENT))
 
 
-def caption(config: Summary) -> str:
-    """What the numbers of :func:`removal_table` and :func:`box_table` are, in one sentence."""
-    removal: Sequence[Summary] = list(config["removal"].values())
-    first = removal[0]
-    which = "correctly classified images" if first["only_correct"] else "images"
-    return (
-        f"Percent. Mean ± deviation over seeds (deviation over images). Removal: {which} with p ≥ "
-        f"{first['min_probability']:g}, {first['levels']} levels, score: {first['score']}. The random order is that of "
-        "the same model; the centre row is a Gaussian that knows nothing of the image."
-    )
+def broken(console: Console, line: str, width: int) -> list[str]:
+    """A line that is too long as several, broken between words where possible."""
+    return [part.plain.rstrip() for part in Text(line, overflow="fold").wrap(console, max(1, width))]
+
+
+def packed(words: list[str], width: int) -> list[str]:
+    """Words side by side, as many to a line as fit."""
+    lines: list[str] = []
+    for word in words:
+        if lines and cell_len(lines[-1]) + len(GAP) + cell_len(word) <= width:
+            lines[-1] += GAP + word
+        else:
+            lines.append(word)
+    return lines

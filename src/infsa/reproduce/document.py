@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from ..report.bench_tables import number
-from ..report.table import Rows, markdown
+from ..report.table import Table
 from .claims import VERDICTS
 
 Ledger = dict[str, Any]
@@ -38,14 +38,14 @@ def line(row: dict[str, Any]) -> list[str]:
     return [cell.replace("|", "\\|") for cell in cells]
 
 
-def overview(ledger: Ledger) -> Rows:
+def overview(ledger: Ledger) -> Table:
     """How many claims of each target got which verdict."""
     rows = []
     for name, target in ledger["targets"].items():
         found = Counter(row["verdict"] for row in target["rows"])
         rows.append([f"[`{name}`](#{name})", target["title"], *(str(found[verdict] or "") for verdict in VERDICTS)])
     rows.append(["all", "", *(str(ledger["counts"][verdict]) for verdict in VERDICTS)])
-    return Rows(["target", "what", *VERDICTS], rows)
+    return Table(["target", "what", *VERDICTS], rows)
 
 
 def page(ledger: Ledger) -> str:
@@ -59,14 +59,14 @@ def page(ledger: Ledger) -> str:
         "## The rule\n",
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## All targets\n",
-        markdown(overview(ledger)),
+        overview(ledger).markdown(),
     ]
     for name, target in ledger["targets"].items():
         parts += [
             f"## {name}\n",
             f"{target['title']}. Source: {target['source']}. Full scale needs {target['needs']}.\n",
         ]
-        parts.append(markdown(Rows(COLUMNS, list(map(line, target["rows"])))))
+        parts.append(Table(COLUMNS, list(map(line, target["rows"]))).markdown())
     files = ", ".join(f"`{name}`" for name in ledger["files"]) or "none"
     parts.append(f"Result files read: {files}. Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n")
     return "\n".join(parts)

@@ -9,8 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from infsa.cli.app import main
-from infsa.cli.tables import FittedTable, packed
-from infsa.report.table import Rows
+from infsa.report.table import Table, packed
 
 LETTERS = "ab [/]*…×é漢γ0.5"
 
@@ -34,16 +33,16 @@ def test_a_table_fits_and_keeps_every_cell(seed):
 
     columns = [word() or "a" for _ in range(chance.randrange(1, 7))]
     rows, title, width = [[word() for _ in columns] for _ in range(4)], word(), chance.randrange(20, 120)
-    text = printed(FittedTable(Rows(columns, rows), title, caption="the end"), width)
+    text = printed(Table(columns, rows, title, caption="the end"), width)
     assert all(cell_len(line) <= width for line in text.splitlines())
     kept = letters(text)
     assert all(letters(cell) in kept for cell in (title, "the end", *(cell for row in rows for cell in row)))
 
 
 def test_a_narrow_terminal_gets_lines_with_names():
-    rows = Rows(["model", "MoRF", "LeRF"], [["softmax", "41.2 ± 0.3", "–"], ["", "12", "0.5"]])
-    assert "model" in printed(FittedTable(rows), 60).splitlines()[1]
-    assert printed(FittedTable(rows), 20).splitlines() == [
+    rows = Table(["model", "MoRF", "LeRF"], [["softmax", "41.2 ± 0.3", "–"], ["", "12", "0.5"]])
+    assert "model" in printed(rows, 60).splitlines()[1]
+    assert printed(rows, 20).splitlines() == [
         "model: softmax",
         "    MoRF: 41.2 ± 0.3",
         "model: softmax",
@@ -53,7 +52,7 @@ def test_a_narrow_terminal_gets_lines_with_names():
 
 
 def test_numbers_stand_to_the_right():
-    lines = printed(FittedTable(Rows(["name", "number", "word"], [["a", "5", "x"], ["b", "1,234", "longer"]])), 60)
+    lines = printed(Table(["name", "number", "word"], [["a", "5", "x"], ["b", "1,234", "longer"]]), 60)
     five, many = (line.split("x")[0].split("longer")[0].rstrip() for line in lines.splitlines()[-3:-1])
     assert len(five) == len(many)
 
