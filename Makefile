@@ -28,9 +28,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 figures: $(VENV)/.installed
-	$(BIN)/python docs/figures.py
+	$(BIN)/python benchmarks/figures.py
 	$(BIN)/infsa reproduce --document
-	$(BIN)/python docs/facts.py
+	$(BIN)/python benchmarks/facts.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/mkdocs build --strict --quiet

@@ -22,6 +22,7 @@ import numpy as np
 import timm
 import torch
 import typer
+from pages.marks import write_tables
 from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
 from timm.optim import create_optimizer_v2
@@ -35,7 +36,6 @@ from infsa.data.order import Order
 from infsa.evaluate.accuracy import measure_accuracy
 from infsa.files import read_json, write_atomically, write_json
 from infsa.provenance import provenance
-from infsa.report.documents import write_tables
 from infsa.train.adapt import adapt
 from infsa.train.adaptation import Adaptation
 from infsa.train.feed import Feed, open_splits

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from pages.gallery import draw_gallery
+from pages.marks import write_tables
 
 from infsa.data import NpzShard
 from infsa.evaluate import Aligning, Boxes, Removal, Subject, chosen_images, explain, study_alignment, study_quality
 from infsa.models import read_weights
-from infsa.report.documents import write_tables
-from infsa.report.panels import draw_gallery
 from infsa.report.quality_figures import draw_alignment_bars, draw_quality
 from infsa.report.quality_tables import alignment_table, box_table, removal_table
 

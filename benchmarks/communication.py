@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pages.marks import write_tables
 from torch import multiprocessing, nn
 
 import infsa
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance
-from infsa.report.documents import write_tables
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [  # attention, width, heads: those of the presets

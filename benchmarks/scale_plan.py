@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages.marks import write_tables
 
 import infsa
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance
-from infsa.report.documents import write_tables
 
 ROOT = Path(__file__).parents[1]
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages.marks import write_tables
 
 import infsa
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance
-from infsa.report.documents import write_tables
 from infsa.streaming.memory import parse_bytes, show_bytes
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,12 +7,14 @@ python benchmarks/table1.py
 
 from pathlib import Path
 
+from pages import paper_table
+from pages.accuracy import accuracy_figure
+from pages.marks import write_tables
+
 from infsa.bench.cases import VARIANTS
 from infsa.bench.results import read_results
-from infsa.report import bench_documents, bench_tables
+from infsa.report import bench_tables
 from infsa.report.bench_figures import draw_bench, save
-from infsa.report.documents import write_tables
-from infsa.report.published import accuracy_figure
 from infsa.report.table import Table
 
 ROOT = Path(__file__).parents[1]
@@ -59,14 +61,14 @@ def main() -> None:
 def gpu_tables(content: dict) -> dict[str, Table | str]:
     """The tables of a run on a GPU, by their marks in the document."""
     return {
-        "table1-4l": bench_documents.table1(content, "4L-64H"),
-        "table1-24l": bench_documents.table1(content, "24L-16H"),
-        "stress": bench_documents.stress_table(content),
-        "compiled": bench_documents.compiled_table(content),
-        "crossover": bench_documents.crossover_table(content),
-        "claims": bench_documents.claim_table(content),
-        "claims-24l": bench_documents.claim_table(content, "24L-16H"),
-        "resolution": bench_documents.resolution_table(content),
+        "table1-4l": paper_table.table1(content, "4L-64H"),
+        "table1-24l": paper_table.table1(content, "24L-16H"),
+        "stress": paper_table.stress_table(content),
+        "compiled": paper_table.compiled_table(content),
+        "crossover": paper_table.crossover_table(content),
+        "claims": paper_table.claim_table(content),
+        "claims-24l": paper_table.claim_table(content, "24L-16H"),
+        "resolution": paper_table.resolution_table(content),
         "limits": bench_tables.limit_table(content),
         "slopes": slopes(content),
         "checks": bench_tables.check_table(content),

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pages.marks import write_tables
+from pages.training import ablation_table, draw_comparison
 from safetensors.torch import save_file
 
 import infsa
@@ -25,9 +27,7 @@ from infsa.files import read_json, write_atomically, write_json
 from infsa.models import read_weights
 from infsa.models.presets import SHIPPED, shipped_weights
 from infsa.models.weights import read_data_config
-from infsa.report.ablation import ablation_table, draw_ablation
-from infsa.report.documents import write_tables
-from infsa.report.training import draw_comparison
+from infsa.report.ablation import draw_ablation
 from infsa.train import RECIPES, list_checkpoints, read_recipe
 from infsa.train import train as train_recipe
 

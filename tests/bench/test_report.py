@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
+from pages import paper_table
+from pages.accuracy import accuracy_figure
 
 from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR, group
 from infsa.bench.results import about, measured, read_results
 from infsa.bench.scaling import slopes
-from infsa.report import bench_compare, bench_documents, bench_tables
+from infsa.report import bench_compare, bench_tables
 from infsa.report.bench_figures import FIGURES, draw_bench, save
-from infsa.report.published import accuracy_figure, published
+from infsa.report.published import published
 
 NAMES = ("softmax-naive", "softmax-flash", *NINE)
 
@@ -71,17 +73,17 @@ def test_published_figures_have_sources_and_are_drawn(tmp_path):
 
 
 def test_table_1_has_a_row_for_each_mechanism_and_the_papers_numbers(content):
-    table = bench_documents.table1(content, "4L-64H")
+    table = paper_table.table1(content, "4L-64H")
     assert len(table.rows) == len(NAMES)
     cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert cells["Linear-InfSA"]["paper, A100: ms / ms / J"] == "9.41 / 4.33 / 0.87"
     assert cells["softmax, unfused"]["largest image"] == "1504² (GPU memory)"
     assert cells["softmax, unfused"]["J/image"] != "–"
-    assert bench_documents.table1(content, "24L-16H").rows[0][5].startswith("(")  # no counter: the paper's formula
+    assert paper_table.table1(content, "24L-16H").rows[0][5].startswith("(")  # no counter: the paper's formula
 
 
 def test_the_papers_energy_is_its_constant_times_its_latency():
-    for rows in bench_documents.PAPER.values():
+    for rows in paper_table.PAPER.values():
         for _, infer, joules in rows.values():
             assert joules == pytest.approx(0.2 * infer, abs=0.006)
 
@@ -104,7 +106,7 @@ def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
 
 
 def test_the_measured_crossover_lies_where_the_times_do(content):
-    table = bench_documents.crossover_table(content)
+    table = paper_table.crossover_table(content)
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["softmax, unfused"][0] != "–"
     assert set(cells) == {Case(name).variant.label for name in NAMES if name != "infsa_linear"}
@@ -113,7 +115,7 @@ def test_the_measured_crossover_lies_where_the_times_do(content):
 def test_what_is_claimed_is_the_ratio_of_two_rows(content):
     rows = content["rows"]
     ours, naive = (rows[Case(name, size=(1024, 1024), **FOUR).key] for name in ("infsa_linear", "softmax-naive"))
-    table = bench_documents.claim_table(content)
+    table = paper_table.claim_table(content)
     cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax, unfused"]
     assert cells["time"] == f"{naive['latency_ms']['median'] / ours['latency_ms']['median']:.2f}"
     assert cells["energy"] == f"{naive['energy']['joules_per_image'] / ours['energy']['joules_per_image']:.2f}"
@@ -125,14 +127,14 @@ def test_resolutions_are_sorted_by_the_largest(content):
     """Rows without a time at the largest sizes come last."""
     content = copy.deepcopy(content)
     del content["rows"][Case("soft", size=(2048, 2048), **FOUR).key]["latency_ms"]
-    table = bench_documents.resolution_table(content)
+    table = paper_table.resolution_table(content)
     assert table.columns[-1] == "9216², ms"
     names = [row[0] for row in table.rows]
     assert names.index("Linear-InfSA") < names.index("softmax, unfused") < names.index("SOFT")
 
 
 def test_failures_are_words_in_the_tables(content):
-    assert any("out of GPU memory" in row for row in bench_documents.stress_table(content).rows)
+    assert any("out of GPU memory" in row for row in paper_table.stress_table(content).rows)
     assert bench_tables.limit_table(content).rows == [
         ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
     ]

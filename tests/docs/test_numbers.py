@@ -72,7 +72,7 @@ def result(name):
     return read_json(RESULTS / f"{name}.json")
 
 
-FACTS = script(ROOT / "docs" / "facts.py")
+FACTS = script(ROOT / "benchmarks" / "facts.py")
 
 
 def written_by(name, function, monkeypatch):

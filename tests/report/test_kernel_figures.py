@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
-from infsa.report.kernel_figures import draw_kernels, intensity
-from infsa.report.kernel_tables import (
+from pages.kernel_figures import draw_kernels, intensity
+from pages.kernel_tables import (
     NOT_YET,
     bar_table,
     kernel_table,
@@ -17,6 +15,7 @@ from infsa.report.kernel_tables import (
     model_table,
     short_table,
 )
+from PIL import Image
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 

@@ -1,10 +1,11 @@
 """Heatmaps and overlays show the map where it is."""
 
 import numpy as np
+from pages.gallery import draw_gallery
 from PIL import Image
 
 from infsa.evaluate import Explanation
-from infsa.report.panels import draw_gallery, draw_panel, heatmap, overlay
+from infsa.report.panels import draw_panel, heatmap, overlay
 
 
 def bright(image):

@@ -8,13 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pages.paper_table import PAPER
 
 import infsa
 from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR
 from infsa.cli.app import main
 from infsa.files import read_json, write_json
-from infsa.report.bench_documents import PAPER
 from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper, sources
 from infsa.reproduce.document import page
 

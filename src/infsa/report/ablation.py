@@ -32,16 +32,6 @@ def cell(row: dict[str, Any], name: str) -> str:
     return ""
 
 
-def ablation_table(summary: dict[str, Any]) -> str:
-    """The rows of an ablation in Markdown, without the columns that no row has."""
-    rows = summary["rows"]
-    names = [name for name in COLUMNS if any(cell(row, name) for row in rows)]
-    lines = [[*rows[0]["point"], *(COLUMNS[name][0] for name in names)]]
-    lines.append(["---"] * len(lines[0]))
-    lines += [[*map(str, row["point"].values()), *(cell(row, name) or "none" for name in names)] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def draw_ablation(summary: dict[str, Any], path: str | Path) -> Path:
     """One panel per number that the points share, every seed as a dot, the mean as a bar."""
     rows = summary["rows"]

@@ -1,7 +1,7 @@
 """Maps as pictures: heatmaps, overlays at an image's own resolution, and panels with models side by side."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -44,34 +44,15 @@ def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path
     tall = image.height / image.width
     figure = Figure(figsize=(3 * columns, 6 * min(max(tall, 0.4), 2.0) + 1.1), layout="constrained")
     grid = figure.subplots(2, columns, squeeze=False)
-    _picture(grid[0, 0], image, "image")
+    picture(grid[0, 0], image, "image")
     grid[1, 0].axis("off")
     for (name, found), (above, below) in zip(explanations.items(), grid.T[1:], strict=True):
         label, probability = found.predictions[0]
-        _picture(above, heatmap(found.map, image.size), f"{name}\n{found.map.shape[0]} × {found.map.shape[1]} patches")
-        _picture(below, overlay(image, found.map), f"{textwrap.shorten(label, 34)}\n{probability:.0%}")
+        picture(above, heatmap(found.map, image.size), f"{name}\n{found.map.shape[0]} × {found.map.shape[1]} patches")
+        picture(below, overlay(image, found.map), f"{textwrap.shorten(label, 34)}\n{probability:.0%}")
     if title:
         figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
-
-
-def draw_gallery(
-    images: Sequence[Image.Image],
-    explanations: Sequence[Mapping[str, Explanation]],
-    path: str | Path,
-    captions: Sequence[str],
-) -> None:
-    """Write many images at once: a row for each, the image and every model's overlay with its prediction."""
-    columns = 1 + len(explanations[0])
-    figure = Figure(figsize=(2.0 * columns, 2.3 * len(images)), layout="constrained")
-    grid = figure.subplots(len(images), columns, squeeze=False)
-    for image, found, caption, row in zip(images, explanations, captions, grid, strict=True):
-        large = image.resize((160, round(160 * image.height / image.width)), Image.Resampling.BICUBIC)
-        _picture(row[0], large, textwrap.shorten(caption, 28))
-        for (name, explanation), axes in zip(found.items(), row[1:], strict=True):
-            label, probability = explanation.predictions[0]
-            _picture(axes, overlay(large, explanation.map), f"{name}\n{textwrap.shorten(label, 22)} {probability:.0%}")
-    figure.savefig(path, dpi=80)
 
 
 def _small(image: Image.Image) -> Image.Image:
@@ -81,7 +62,8 @@ def _small(image: Image.Image) -> Image.Image:
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
 
 
-def _picture(axes: Axes, image: Image.Image, title: str) -> None:
+def picture(axes: Axes, image: Image.Image, title: str) -> None:
+    """Show an image with a title and without axes."""
     axes.imshow(np.asarray(image))
     axes.set_title(title, fontsize=9)
     axes.axis("off")

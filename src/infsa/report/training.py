@@ -7,10 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .figures import BLUE, GREY, INK, ORANGE, RED
-
-MECHANISM_NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA", "mean": "mean"}
-MECHANISM_COLOURS = {"softmax": INK, "infsa_pure": ORANGE, "infsa_linear": BLUE, "mean": RED}
+from .figures import BLUE, GREY, INK, ORANGE
 
 
 def read_log(run: str | Path) -> dict[str, list[dict[str, Any]]]:
@@ -52,20 +49,3 @@ def tidy(axes: Axes) -> None:
 
 def _xy(rows: list[dict[str, Any]], name: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
     return [row["epoch"] for row in rows], [row[name] * scale for row in rows]
-
-
-def draw_comparison(shards: dict[str, dict[str, list[dict[str, Any]]]], path: str | Path) -> Path:
-    """Validation accuracy over the epochs: one panel per shard, one colour per mechanism, one line per seed."""
-    figure = Figure(figsize=(4.8 * len(shards), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(shards), squeeze=False)[0]
-    for axes, (shard, mechanisms) in zip(panels, shards.items(), strict=True):
-        for name, runs in mechanisms.items():
-            for index, run in enumerate(runs):
-                label = MECHANISM_NAMES.get(name, name) if index == 0 else None
-                colour = MECHANISM_COLOURS.get(name, GREY)
-                axes.plot(*_xy(run["history"], "top1", 100), color=colour, linewidth=1.1, alpha=0.9, label=label)
-        axes.set(xlabel="epoch", ylabel="validation top-1, %", title=f"shard {shard}")
-        axes.legend(frameon=False, loc="lower right")
-        tidy(axes)
-    figure.savefig(path, dpi=130)
-    return Path(path)

@@ -1,13 +1,14 @@
-"""Redraw the figures of the documentation: python docs/figures.py"""
+"""Redraw the figures of the documentation: python benchmarks/figures.py"""
 
 from pathlib import Path
 
+from pages.kernel_figures import draw_kernels
+
 from infsa.files import read_json
 from infsa.report import figures
-from infsa.report.kernel_figures import draw_kernels
 
-IMAGES = Path(__file__).parent / "images"
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .bench_figures import save
-from .figures import BLUE, GREY, INK, ORANGE, RED
-from .quality_figures import GREEN
-from .training import tidy
+from infsa.report.bench_figures import save
+from infsa.report.figures import BLUE, GREY, INK, ORANGE, RED
+from infsa.report.quality_figures import GREEN
+from infsa.report.training import tidy
 
 Content = dict[str, Any]
 NAMES = {

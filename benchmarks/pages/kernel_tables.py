@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from infsa.report.table import Table
+
 from .kernel_figures import NAMES, Content
-from .table import Table
 
 NOT_YET = "not yet measured\n"
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ..bench.cases import VARIANTS, Case
-from ..bench.presets import DEEP, FOUR
-from ..bench.scaling import finished, measured_crossover, median, series
-from .bench_tables import NONE, energy, gibibytes, latency, number
-from .table import Table
+from infsa.bench.cases import VARIANTS, Case
+from infsa.bench.presets import DEEP, FOUR
+from infsa.bench.scaling import finished, measured_crossover, median, series
+from infsa.report.bench_tables import NONE, energy, gibibytes, latency, number
+from infsa.report.table import Table
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -1,15 +1,9 @@
-"""Fill in the measured facts of README.md and the pages, and draw the idea: python docs/facts.py"""
+"""Fill in the measured facts of README.md and the pages, and draw the idea: python benchmarks/facts.py"""
 
 import statistics
 from pathlib import Path
 
-from infsa.bench.cases import Case
-from infsa.bench.presets import FOUR
-from infsa.bench.results import read_results
-from infsa.files import read_json
-from infsa.report.bench_tables import latency, number
-from infsa.report.documents import write_tables
-from infsa.report.kernel_tables import (
+from pages.kernel_tables import (
     bar_table,
     kernel_table,
     linear_table,
@@ -17,6 +11,13 @@ from infsa.report.kernel_tables import (
     model_table,
     short_table,
 )
+from pages.marks import write_tables
+
+from infsa.bench.cases import Case
+from infsa.bench.presets import FOUR
+from infsa.bench.results import read_results
+from infsa.files import read_json
+from infsa.report.bench_tables import latency, number
 from infsa.report.quality_tables import cell
 from infsa.report.table import Table
 
@@ -130,11 +131,12 @@ TABLES = {
 
 def draw() -> None:
     """The pictures of docs/idea.md, from the demonstration."""
+    from pages.gallery import draw_gallery
+
     from infsa.report.demo import run_demo
     from infsa.report.demo_figures import draw_demo
     from infsa.report.demo_images import example_images
     from infsa.report.demo_models import look_at
-    from infsa.report.panels import draw_gallery
 
     folder = ROOT / "docs" / "images" / "idea"
     for path in draw_demo(run_demo(), folder):

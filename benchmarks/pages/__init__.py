@@ -1,0 +1,1 @@
+"""Tables and figures that only the documents show, drawn from result files."""
