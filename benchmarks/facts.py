@@ -133,10 +133,9 @@ def draw() -> None:
     """The pictures of docs/idea.md, from the demonstration."""
     from pages.gallery import draw_gallery
 
-    from infsa.report.demo import run_demo
-    from infsa.report.demo_figures import draw_demo
-    from infsa.report.demo_images import example_images
-    from infsa.report.demo_models import look_at
+    from infsa.report.demo import look_at, run_demo
+    from infsa.report.demo_page import draw_demo
+    from infsa.report.photographs import example_images
 
     folder = ROOT / "docs" / "images" / "idea"
     for path in draw_demo(run_demo(), folder):

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import infsa
 from infsa.cli.app import app
-from infsa.report.demo_images import portrait
+from infsa.report.photographs import portrait
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = Path(infsa.__file__).parent / "models" / "shipped"

@@ -11,8 +11,8 @@ from PIL import Image
 
 from infsa.bench.cases import NINE
 from infsa.cli.app import main
-from infsa.report.demo_images import SHIPPED, certain_images, example_images, patches_for_half, quarters
 from infsa.report.html import Picture, Section, write_page
+from infsa.report.photographs import SHIPPED, certain_images, example_images, patches_for_half, quarters
 from infsa.report.table import Table
 
 

@@ -1,26 +1,44 @@
-"""What ``infsa demo`` shows: a token graph from a real image and real projections, measured."""
+"""What ``infsa demo`` measures: the token graph of a photograph, the shipped models, nine mechanisms over growing N."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
 import torch
-from matplotlib import cbook
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
+from ..bench.build import build
+from ..bench.cases import NINE, VARIANTS, Case
+from ..bench.timing import calls_for, time_calls
+from ..evaluate import Explanation, area_under, data_config, explain, removal_curves, removal_ranks
+from ..evaluate import align as align_model
+from ..evaluate.perturbation import level_counts
 from ..graph import AttentionGraph
 from ..graph.statistics import cosine, spearman
+from ..models import InfViT, create_model
 from ..nn import LinearInfSA, PureInfSA
 from ..nn.infsa import split_heads
 from ..ops import energies, linear_weights, pure_attention
 from ..ops.checks import check_gamma
 from ..version import __version__
+from .photographs import SHIPPED, example_images, portrait, quarters
 
 GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4
+SIDE, CELLS, LEVELS = 64, 8, 12  # the shipped models: pixels and patches a side; steps of removal
+CANDIDATES = {
+    "a": "Linear-InfSA a",
+    "power, 1 step": "one power step (degree)",
+    "energy": "energy ‖q‖",
+    "uniform": "uniform",
+}
+SIDES = (256, 512, 768, 1024)  # pixels: 257 to 4,097 tokens
+SMALL: dict[str, Any] = {"depth": 1, "heads": 2, "width": 128, "dtype": "float32", "part": "attention"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +96,8 @@ def top_tokens(scores: Tensor, count: int = 5) -> list[int]:
 
 
 def load_image() -> np.ndarray:
-    """A photograph that every installation has (matplotlib's sample), cropped square: (H, W, 3)."""
-    image = Image.open(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))).convert("RGB")
+    """A photograph that every installation has, cropped square: (H, W, 3)."""
+    image = portrait()
     side = GRID * PATCH
     width, height = image.size
     left = (width - min(width, height)) // 2
@@ -180,3 +198,112 @@ def _identities(
         "absorption times  =  outgoing Katz centrality": _distance(first.absorption_times(), first.katz_out()),
         "rows of the absorbing chain sum to 1": float((chain.sum(1) - 1).abs().max()),
     }
+
+
+@dataclass(frozen=True)
+class Models:
+    """What the shipped models showed."""
+
+    images: Mapping[str, Image.Image]
+    explanations: Mapping[str, Mapping[str, Explanation]]  # image -> mechanism -> map and prediction
+    removed: list[float]  # share of patches, 0 to 1
+    curves: Mapping[str, Mapping[str, list[float]]]  # mechanism -> order -> mean score / score of the whole image
+    areas: Mapping[str, Mapping[str, float]]  # mechanism -> order -> area over the curve
+    views: int
+    alignment: Mapping[str, dict[str, float]]  # candidate -> cosine, Spearman
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, as plain data."""
+        seen = {
+            image: {name: found.predictions[0] for name, found in by_name.items()}
+            for image, by_name in self.explanations.items()
+        }
+        return {
+            "predictions": seen,
+            "morf": {"views": self.views, "removed": self.removed, "curves": self.curves, "aoc": self.areas},
+            "perron": self.alignment,
+        }
+
+
+def batch_of(model: InfViT, images: list[Image.Image]) -> Tensor:
+    """Images as the model was trained to see them: (B, 3, 64, 64)."""
+    config = data_config(model)
+    small = [F.to_tensor(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in images]
+    return F.normalize(torch.stack(small), config["mean"], config["std"])
+
+
+def removal(model: InfViT, batch: Tensor, seed: int) -> dict[str, Tensor]:
+    """MoRF curves of the model's own maps and of a random order, (B, levels + 1), of the class it predicts."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode():
+        classes = model(batch).argmax(-1)
+        maps = model.attention_maps(batch).flatten(1)
+    noise = torch.rand(2, *maps.shape, generator=generator)
+    ranks = torch.cat([removal_ranks(maps, noise[0]), removal_ranks(torch.zeros_like(maps), noise[1])])
+    owner = torch.arange(len(batch)).repeat(2)
+    found = removal_curves(model, batch, ranks, owner, classes, grid=(CELLS, CELLS), levels=LEVELS)
+    first, second = (found / found[:, :1]).chunk(2)
+    return {"map": first, "random order": second}
+
+
+def look_at(images: Mapping[str, Image.Image] | None = None, seed: int = 0) -> Models:
+    """Classify and explain photographs, remove patches, compare with the Perron vector."""
+    images = example_images() if images is None else images
+    models = {label: create_model(name, pretrained=True).eval() for name, label in SHIPPED.items()}
+    views = [view for image in images.values() for view in quarters(image)]
+    curves: dict[str, dict[str, list[float]]] = {}
+    areas: dict[str, dict[str, float]] = {}
+    for label, model in models.items():
+        found = removal(model, batch_of(model, views), seed)
+        curves[label] = {order: curve.mean(0).tolist() for order, curve in found.items()}
+        areas[label] = {order: 1 - float(area_under(curve, CELLS**2).mean()) for order, curve in found.items()}
+    linear = models["Linear-InfSA"]
+    layers = align_model(linear, batch_of(linear, list(images.values())))
+    good = torch.cat([~layer.degenerate.flatten() for layer in layers.values()])
+
+    def mean(measure: str, name: str) -> float:
+        values = torch.cat([getattr(layer, measure)[name].flatten() for layer in layers.values()])
+        return float(values[good].mean())
+
+    return Models(
+        images,
+        {image: {label: explain(model, photo) for label, model in models.items()} for image, photo in images.items()},
+        (level_counts(CELLS**2, LEVELS) / CELLS**2).tolist(),
+        curves,
+        areas,
+        len(views),
+        {label: {m: mean(m, name) for m in ("cosine", "spearman")} for name, label in CANDIDATES.items()},
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread meanwhile: small layers gain nothing from two, and lose much where a core is taken."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def time_mechanisms(
+    sides: Sequence[int] = SIDES,
+    seconds: float = 0.15,
+    report: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> dict[str, Any]:
+    """Milliseconds of one attention layer, by mechanism, for square images: the fastest of several calls."""
+    times: dict[str, list[float]] = {VARIANTS[name].label: [] for name in NINE}
+    cases = [Case(name, size=(side, side), **SMALL) for side in sides for name in NINE]
+    device = torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        for done, case in enumerate(cases):
+            report("Timing", done, len(cases))
+            call = build(case, device).call
+            call()  # the first one does not count
+            (once,) = time_calls(call, device, 1)
+            more = time_calls(call, device, max(2, calls_for(seconds, once, most=50)))
+            times[case.variant.label].append(min(once, *more))
+    report("Timing", len(cases), len(cases))
+    tokens = [case.tokens for case in cases[:: len(NINE)]]
+    return {"tokens": tokens, "milliseconds": times, "threads": torch.get_num_threads(), "layer": SMALL}

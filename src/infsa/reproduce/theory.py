@@ -148,7 +148,7 @@ def comparison() -> list[Claim]:
     """How many patches hold half of a map's weight: fewer is sharper."""
 
     def compute() -> dict[str, Any]:
-        from ..report.demo_images import example_views, patches_for_half
+        from ..report.photographs import example_views, patches_for_half
 
         return patches_for_half(example_views())
 

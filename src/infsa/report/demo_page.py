@@ -1,37 +1,52 @@
-"""The report of ``infsa demo``: one HTML file with everything that was measured."""
+"""The page of ``infsa demo``: its figures, its sections, and one HTML file with everything that was measured."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
 from ..bench.cases import NINE, VARIANTS
 from ..provenance import provenance
 from .bench_figures import COLOURS
 from .bench_tables import number
-from .demo import Demo
-from .demo_models import Models
-from .figures import BLUE, INK, ORANGE
+from .demo import GRID, Demo, Models
+from .figures import BLUE, INK, ORANGE, draw_five_tokens
 from .html import Picture, Section, write_page
 from .panels import overlay
 from .table import Table
 from .training import tidy
 
+TITLES = {
+    "degree_in": "degree (one hop)",
+    "katz_in": "Katz, incoming",
+    "katz_out": "Katz, outgoing",
+    "eigenvector_left": "eigenvector",
+    "pagerank": "PageRank",
+    "tokenrank": "TokenRank",
+}
 MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}
 SHOWN = 320  # pixels of the longer side of a picture in the gallery
 
 
-def write_report(folder: Path, demo: Demo, models: Models, timing: dict[str, Any], pictures: list[Path]) -> Path:
-    """Write ``report.html`` into the folder; ``pictures`` are the figures of :func:`draw_demo`."""
+def demo_sections(demo: Demo, models: Models, timing: dict[str, Any], pictures: list[Path]) -> list[Section]:
+    """What the page and the terminal show; ``pictures`` are the figures of :func:`draw_demo`."""
     named = {path.stem: path for path in pictures}
-    sections = [
+    return [
         maps_section(models),
         morf_section(models),
         idea_section(demo, named),
-        alignment_section(models, demo, named),
+        alignment_section(models, named),
         speed_section(timing),
     ]
+
+
+def write_report(folder: Path, sections: list[Section]) -> Path:
+    """Write ``report.html`` into the folder."""
     facts = provenance()
     threads = f"{facts['threads']} thread{'s' * (facts['threads'] != 1)}"
     footer = f"infsa {facts['infsa']}, torch {facts['torch']}, {facts['cpu']}, {threads}. "
@@ -56,6 +71,10 @@ def maps_section(models: Models) -> Section:
             words = f"where {name} looks in the {image}"
             row.append(Picture.of(overlay(photo, explanation.map), words, f"{name}: {_first(label)}, {chance:.0%}"))
         galleries.append(row)
+    rows = [
+        [image, *(f"{_first(one.predictions[0][0])} {one.predictions[0][1]:.0%}" for one in found.values())]
+        for image, found in models.explanations.items()
+    ]
     return Section(
         "What the models see, and where they look",
         f"{len(models.images)} photographs that come with Python packages, three models, one map each.",
@@ -63,6 +82,7 @@ def maps_section(models: Models) -> Section:
         "is. The models know 50 classes and see about 64 × 64 pixels; most of these photographs show none of the 50: "
         "read the answers as what comes nearest (a launching rocket looks much like a fountain).",
         galleries,
+        [Table(["photograph", *models.areas], rows)],
     )
 
 
@@ -103,13 +123,24 @@ def idea_section(demo: Demo, named: dict[str, Path]) -> Section:
     """The identities of the theory."""
     worst = max(demo.identities.values())
     rows = [[" ".join(claim.split()), f"{difference:.0e}"] for claim, difference in demo.identities.items()]
+    caption = (
+        f"{demo.config['tokens']} tokens, gamma = {demo.config['gamma']}, float64; spectral radius "
+        f"{demo.spectrum['spectral_radius']:.3f}, largest row sum {demo.spectrum['largest_row_sum']:.2f}"
+    )
+    ranking = [
+        [name.replace("_", " "), ", ".join(map(str, one["top_tokens"])), f"{one['spearman_with_katz_in']:.4f}"]
+        for name, one in demo.summary()["ranking"].items()
+    ]
     return Section(
         "One operator, three readings",
         f"Attention over paths of every length, the Neumann series and the Markov chain agree to {worst:.0e}.",
         "Summing over all paths from patch to patch, each hop worth γ of the one before, gives (I − γÂ)⁻¹: the "
         "expected visits of a random walk that may stop at every step. The five-token example shows why several hops "
         "matter: token 0 is looked at most, but whoever arrives there moves on to token 4.",
-        tables=[Table(["identity", "relative difference"], rows)],
+        tables=[
+            Table(["identity", "difference"], rows, caption=caption),
+            Table(["centrality", "first five patches", "Spearman with Katz (in)"], ranking),
+        ],
         pictures=[
             Picture.of(named["five-tokens"], "a graph of five tokens, its chain and three rankings", wide=True),
             Picture.of(named["hops"], "distance of K hops from the closed form"),
@@ -117,7 +148,7 @@ def idea_section(demo: Demo, named: dict[str, Path]) -> Section:
     )
 
 
-def alignment_section(models: Models, demo: Demo, named: dict[str, Path]) -> Section:
+def alignment_section(models: Models, named: dict[str, Path]) -> Section:
     """Agreement with the Perron vector, trained and untrained."""
     found = models.alignment
     rows = [[name, *(f"{value:.3f}" for value in values.values())] for name, values in found.items()]
@@ -175,3 +206,90 @@ def _small(image: Image.Image) -> Image.Image:
 
 def _first(label: str) -> str:
     return label.split(",")[0]
+
+
+def draw_demo(demo: Demo, folder: Path) -> list[Path]:
+    """Draw every figure into ``folder`` and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.png" for name in ("five-tokens", "centralities", "hops", "alignment")}
+    draw_five_tokens(paths["five-tokens"])
+    draw_centralities(demo, paths["centralities"])
+    draw_hops(demo, paths["hops"])
+    draw_alignment(demo, paths["alignment"])
+    return list(paths.values())
+
+
+def _heatmap(scores: Tensor) -> np.ndarray:
+    """Token scores on the patch grid, 0 to 1."""
+    grid = scores.reshape(GRID, GRID).numpy()
+    return (grid - grid.min()) / max(float(grid.max() - grid.min()), 1e-12)
+
+
+def draw_centralities(demo: Demo, path: Path) -> None:
+    """The photograph beside each centrality as a heatmap, and Linear-InfSA's own vector."""
+    maps = {title: demo.centralities[name] for name, title in TITLES.items()}
+    maps["Linear-InfSA a (tied layer)"] = demo.linear
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots(2, 4).flat
+    panel = next(axes)
+    panel.imshow(demo.image)
+    panel.set_title("image, 14 × 14 tokens", fontsize=11)
+    panel.axis("off")
+    for title, scores in maps.items():
+        panel = next(axes)
+        panel.imshow(demo.image.mean(-1), cmap="gray", alpha=0.9)
+        side = demo.image.shape[0]
+        panel.imshow(_heatmap(scores), cmap="inferno", alpha=0.65, extent=(0, side, side, 0))
+        panel.set_title(title, fontsize=11)
+        panel.axis("off")
+    figure.suptitle("Which tokens matter: head 0 of untrained layers, each map scaled to its own range")
+    figure.savefig(path, dpi=110)
+
+
+def draw_hops(demo: Demo, path: Path) -> None:
+    """How fast the K-hop sum reaches the closed form, beside the bound γ^K."""
+    gamma = demo.config["gamma"]
+    hops = np.arange(1, len(demo.truncation) + 1)
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    panel = figure.subplots()
+    panel.semilogy(hops, demo.truncation, "o-", color="#0072B2", label="measured: K hops against the closed form")
+    panel.semilogy(hops, gamma**hops, "--", color="#D55E00", label=f"$\\gamma^K$, $\\gamma$ = {gamma}")
+    panel.set_xlabel("hops K")
+    panel.set_ylabel("relative distance")
+    panel.set_title("The Neumann series converges")
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def draw_alignment(demo: Demo, path: Path) -> None:
+    """Linear-InfSA's vector against the Perron vector, token by token, and all candidates side by side."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    left, *others = figure.subplots(1, 3, width_ratios=(1.1, 1.2, 1.2))
+    a, v = (x / x.sum() for x in (demo.linear, demo.perron))
+    left.scatter(v, a, s=14, color="#0072B2", alpha=0.7, edgecolor="none")
+    limit = 1.05 * float(max(a.max(), v.max()))
+    left.plot([0, limit], [0, limit], "--", color="gray", linewidth=1)
+    left.set_xlabel("Perron vector (true)")
+    left.set_ylabel("Linear-InfSA a")
+    left.set_title("head 0, one point per token")
+    for panel, (tokens, candidates) in zip(others, demo.alignment.items(), strict=True):
+        _draw_candidates(panel, candidates)
+        panel.set_title(tokens)
+    others[0].legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    others[1].set_yticklabels([])
+    figure.suptitle("Agreement with the Perron vector of ReLU(QQᵀ), mean over heads")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_candidates(panel: Axes, candidates: Mapping[str, list[tuple[float, float]]]) -> None:
+    """Bars of mean cosine and Spearman, one pair per candidate."""
+    places = np.arange(len(candidates))
+    for index, label, colour in ((0, "cosine", "#0072B2"), (1, "Spearman", "#E69F00")):
+        means = [float(np.mean([pair[index] for pair in pairs])) for pairs in candidates.values()]
+        bars = panel.barh(places + 0.4 * index - 0.2, means, 0.38, color=colour, label=label)
+        panel.bar_label(bars, fmt="%.3f", padding=3, fontsize=9)
+    panel.set_yticks(places, list(candidates))
+    panel.invert_yaxis()
+    panel.set_xlim(0, 1.2)
+    panel.spines[["top", "right"]].set_visible(False)
