@@ -120,7 +120,7 @@ TABLES = {
     "docs/choosing.md": {"facts": facts_table, "speed": speed_table},
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
-        "linear": lambda: linear_table(measured("kernels-h200")),
+        "linear": lambda: linear_table(measured("linear-choice-h200")),
         "memory": lambda: memory_table(measured("kernels-growth-h200")),
         "short": lambda: short_table(measured("kernels-growth-h200")),
         "models": lambda: model_table(measured("models-h200")),

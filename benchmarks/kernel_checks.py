@@ -43,13 +43,13 @@ def finite(number):
     return number if math.isfinite(number) else None
 
 
-def typed_pool(x, w, b, heads):
+def typed_values(x, wq, bq, wv, bv, heads):
     """Linear-InfSA's equations typed into PyTorch, in the type of the input."""
-    q = F.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, v = (F.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for w, b in ((wq, bq), (wv, bv)))
     e = q.norm(dim=-1, keepdim=True)
     central = (e * q).sum(2, keepdim=True) / (e.sum(2, keepdim=True) + 1e-6)
     scores = torch.relu(central @ q.mT)  # (B, H, 1, N)
-    return scores / (scores.sum(-1, keepdim=True) + 1e-6) @ x.unsqueeze(1)
+    return scores / (scores.sum(-1, keepdim=True) + 1e-6) @ v
 
 
 def results(function, inputs):
@@ -92,50 +92,27 @@ def checks(quick):
 
 
 def linear_checks(quick):
-    """The same for the pool-first passes.
-
-    The kernels are held to a yardstick that projects in the same type and sums in float32; the matrix products that
-    "auto" takes in bfloat16 on a GPU to the equations typed in bfloat16.
-    """
+    """The same for fused Linear-InfSA, from tokens to pooled values."""
     lengths = (1, 45) if not GPU else (1, 33, 4097) if quick else (1, 33, 4097, 65537)
-    ways = [("triton", torch.bfloat16), ("triton", torch.float16), ("triton", torch.float32)]
-    ways += [("auto", torch.bfloat16)] if GPU else []
+    dim, heads = (48, 3) if not GPU else (1024, 64)
     torch.use_deterministic_algorithms(True, warn_only=True)
     found = []
-    for n, (impl, dtype) in ((n, way) for n in lengths for way in ways):
-        dim, heads = (48, 3) if not GPU else (1024, 64)
+    for n, dtype in ((n, dtype) for n in lengths for dtype in (torch.bfloat16, torch.float16, torch.float32)):
         g = torch.Generator(DEVICE).manual_seed(n)
-        x, w, b = (torch.randn(s, generator=g, device=DEVICE).to(dtype) for s in ((1, n, dim), (dim, dim), (dim,)))
-        w = w / math.sqrt(dim)
-        yardstick = partial(pool, impl="reference") if impl == "triton" else typed_pool
-        ours = [results(partial(pool, heads=heads, impl=impl), (x, w, b)) for _ in "ab"]
-        theirs = results(partial(yardstick, heads=heads), (x, w, b))
-        exact = results(partial(pool, heads=heads, impl="reference"), [y.double() for y in (x, w, b)])
-        record = {"n": n, "dtype": str(dtype), "layer": "linear", "impl": impl}
-        found.append(record | judge(("mean", "dx", "dw", "db"), ours, theirs, exact, dtype))
-    found += [values_check(n, *sizes) for n in lengths for sizes in ((1, 64), (2, 8)) if GPU and n > 16]
+        shapes = ((1, n, dim), (dim, dim), (dim,), (dim, dim), (dim,))
+        drawn = (torch.randn(s, generator=g, device=DEVICE) for s in shapes)
+        inputs = [(y / math.sqrt(dim) if y.shape == (dim, dim) else y).to(dtype) for y in drawn]
+        ours = [results(partial(pooled_values, heads=heads, impl="fused"), inputs) for _ in "ab"]
+        theirs = results(partial(typed_values, heads=heads), inputs)
+        exact = results(partial(pooled_values, heads=heads, impl="reference"), [y.double() for y in inputs])
+        record = {"n": n, "dtype": str(dtype), "layer": "linear", "impl": "fused"}
+        found.append(record | judge(("values", "dx", "dwq", "dbq", "dwv", "dbv"), ours, theirs, exact, dtype))
     torch.use_deterministic_algorithms(False)
     return found
 
 
-@torch.no_grad()
-def values_check(n, batch, heads):
-    """From tokens to pooled values without gradients: what a layer computes as it comes, in bfloat16 on a GPU."""
-    g, dim = torch.Generator(DEVICE).manual_seed(n), 1024
-    shapes = ((batch, n, dim), (dim, dim), (dim,), (dim, dim), (dim,))
-    x, *rest = (torch.randn(s, generator=g, device=DEVICE).bfloat16() for s in shapes)
-    w, b, wv, bv = (y / math.sqrt(dim) if y.dim() == 2 else y for y in rest)
-    ours = [[infsa.ops.projected_values(x, heads, (w, b), None, (wv, bv))[0]] for _ in "ab"]
-    pooled = typed_pool(x, w, b, heads)  # (B, H, 1, D)
-    theirs = pooled @ wv.unflatten(0, (heads, -1)).mT + bv.view(heads, 1, -1)
-    pairs = [tuple(y.double() for y in pair) for pair in ((w, b), (wv, bv))]
-    exact, _ = infsa.ops.projected_values(x.double(), heads, pairs[0], None, pairs[1], impl="reference")
-    record = {"n": n, "batch": batch, "heads": heads, "dtype": str(x.dtype), "layer": "linear", "impl": "few launches"}
-    return record | judge(("values",), ours, [theirs], [exact], x.dtype)
-
-
-def pool(x, w, b, heads, impl):
-    return infsa.ops.projected_pool(x, heads, (w, b), impl=impl).mean
+def pooled_values(x, wq, bq, wv, bv, heads, impl):
+    return infsa.ops.projected_values(x, heads, (wq, bq), None, (wv, bv), impl=impl)[0]
 
 
 def judge(names, ours, theirs, exact, dtype):

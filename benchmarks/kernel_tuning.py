@@ -1,6 +1,7 @@
 """Sweep the tile sizes of Pure InfSA's kernels on this GPU and print the best per shape.
 
     python benchmarks/kernel_tuning.py --out benchmarks/results/kernels-tuning-h200.json
+    python benchmarks/kernel_tuning.py --causal --out causal.json
 
 Nothing is checked here: the winners go into ``infsa/ops/triton/configs.py`` by hand, then ``benchmarks/kernels.py``
 checks them.
@@ -18,41 +19,45 @@ from kernel_checks import DEVICE, GPU, tokens
 from kernels import median_ms, reason
 
 from infsa.files import write_json
-from infsa.ops.pure.triton_backward import backward
-from infsa.ops.pure.triton_forward import forward
+from infsa.ops.pure.triton_backward import pass_back
+from infsa.ops.pure.triton_forward import forward, plan_for
 from infsa.ops.triton import configs
 from infsa.provenance import provenance
 
 
-def run_config(kernel, heads, width, n, fields):
-    """A closure that runs one kernel with one config (backward: with the other kernel at its default)."""
-    config = configs.Config(**fields)
+def run_config(kernel, heads, width, n, is_causal, fields):
+    """A closure that runs one kernel with one config, in the backward pass without the other one."""
+    config, options = configs.Config(**fields), (0.7, "relu", is_causal, 1e-6)
     q, k, v = tokens(heads, width, n)
-    gamma = torch.full((1, 1, 1), 0.7, device=DEVICE)
     if kernel == "forward":
-        return lambda: forward(q, k, v, gamma, "relu", False, 1e-6, config)
-    z, norm = forward(q, k, v, gamma, "relu", False, 1e-6)
-    chosen = {f"{kernel}_config": config}
-    return lambda: backward(torch.ones_like(z), q, k, v, gamma, z, norm, "relu", False, 1e-6, **chosen)
+        return lambda: forward(q, k, v, *options, config)
+    z, norm = forward(q, k, v, *options)
+    plan = plan_for(q, k, v, 0.7, None, *options[1:])
+    grad, found = torch.ones_like(z), tuple(torch.empty_like(x) for x in (q, k, v))
+    wanted = (kernel == "queries", kernel == "keys")
+    chosen = (config if kernel == "keys" else None, config if kernel == "queries" else None)
+    return lambda: pass_back(plan, grad, q, k, v, 0.7, z, norm, None, found, wanted, chosen)
 
 
 def compile_config(job):
     """In a worker: compile into the cache on disk, on few tokens; the reason if it cannot be."""
-    kernel, heads, width, fields = job
+    kernel, heads, width, is_causal, fields = job
     try:
-        run_config(kernel, heads, width, 256, fields)()
+        run_config(kernel, heads, width, 256, is_causal, fields)()
         torch.cuda.synchronize()
     except Exception as error:  # the compiler raises many kinds
         return reason(error)
     return None
 
 
-def tune(quick, workers):
+def tune(quick, causal, workers):
     """The candidates of every kernel, compiled in parallel and timed one by one."""
-    shapes = [(16, 64, 16384), (64, 16, 4096), (8, 128, 16384)] + ([] if quick else [(16, 64, 4096), (32, 32, 8192)])
+    shapes = [(16, 64, 16384), (64, 16, 4096), (8, 128, 16384)] + (
+        [] if quick else [(16, 64, 4096), (32, 32, 8192), (12, 80, 8192)]
+    )
     kind = configs.generation(torch.cuda.current_device())
     jobs = [
-        (kernel, heads, width, dataclasses.asdict(c))
+        (kernel, heads, width, causal, dataclasses.asdict(c))
         for kernel in ("forward", "keys", "queries")
         for heads, width in dict.fromkeys(s[:2] for s in shapes)
         for c in configs.candidates(kernel, width, kind)
@@ -65,10 +70,10 @@ def tune(quick, workers):
             if job[:2] != [heads, width]:
                 continue
             failed = failures[str((kernel, *job))]
-            row = {"kernel": kernel, "heads": heads, "width": width, "n": n, "config": job[2], "failed": failed}
+            row = {"kernel": kernel, "heads": heads, "width": width, "n": n, "config": job[3], "failed": failed}
             if failed is None:
                 try:
-                    row |= median_ms(run_config(kernel, heads, width, n, job[2]), rep=20)
+                    row |= median_ms(run_config(kernel, heads, width, n, causal, job[3]), rep=20)
                 except Exception as error:
                     row["failed"] = reason(error)
             rows.append(row)
@@ -87,6 +92,7 @@ def show_best(rows):
 def main(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
     quick: Annotated[bool, typer.Option(help="Fewer shapes.")] = False,
+    causal: Annotated[bool, typer.Option(help="Causal attention.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that compile configs.")] = 12,
 ) -> None:
     """Compile every candidate in parallel, time them one by one, write all and print the best.
@@ -95,7 +101,7 @@ def main(
     """
     if not GPU:
         raise typer.BadParameter("needs a CUDA device")
-    write_json({"provenance": provenance(DEVICE), "tuning": tune(quick, workers)}, out)
+    write_json({"provenance": provenance(DEVICE), "causal": causal, "tuning": tune(quick, causal, workers)}, out)
 
 
 if __name__ == "__main__":

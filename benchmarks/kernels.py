@@ -1,6 +1,7 @@
 """The Triton kernels: correct first, then fast, against fused softmax on the same GPU in the same run.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels-h200.json
+    python benchmarks/kernels.py --causal --out benchmarks/results/kernels-causal-h200.json
     TRITON_INTERPRET=1 python benchmarks/kernels.py --quick         # no GPU: the checks alone
 
 No speed of a layer is measured unless every check of it holds: errors against float64 at most twice those of plain
@@ -12,16 +13,14 @@ every row.
 """
 
 import json
-import math
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from kernel_checks import DEVICE, GPU, checks, finite, linear_checks, plain, pool, rms, tokens
+from kernel_checks import DEVICE, GPU, checks, finite, linear_checks, plain, rms, tokens
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
@@ -32,6 +31,7 @@ from infsa.provenance import provenance
 
 SHAPES = [(16, 64, 16384), (16, 64, 4096), (8, 128, 16384), (64, 16, 4096), (16, 64, 65536)]  # heads, width, tokens
 QUICK_SHAPES = [(16, 64, 4096), (16, 64, 16384), (64, 16, 4096)]
+CAUSAL_SHAPES = [(16, 64, 16384), (8, 128, 16384)]
 LENGTHS = (1024, 2048, 8192, 32768, 131072)  # beside those of SHAPES, for the growth with N at 16 heads of width 64
 SHORT = 4096  # tokens up to which the launches from Python are worth a number
 BARS = {  # (heads, width, tokens, passes): {against: ratio of times}
@@ -41,6 +41,7 @@ BARS = {  # (heads, width, tokens, passes): {against: ratio of times}
     (8, 128, 16384, "forward"): {"sdpa_cudnn": 1.0},
     (16, 64, 16384, "both"): {"sdpa_flash": 1.5, "sdpa_cudnn": 1.0},
 }
+CAUSAL_BARS = {(*shape, "both"): {"sdpa_cudnn": 1.0} for shape in CAUSAL_SHAPES}
 
 
 def log_relu(score, *_):
@@ -83,21 +84,21 @@ def graphed(call):
     return graph.replay
 
 
-def sdpa(backend):
+def sdpa(backend, is_causal):
     def attend(q, k, v):
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     return attend
 
 
-def methods():
+def methods(is_causal=False):
     """Those of the main table; each computes softmax attention or Pure InfSA of (q, k, v)."""
     return {
-        "infsa": lambda q, k, v: infsa.pure_attention(q, k, v, impl="triton"),
-        "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION),
-        "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
-        "plain": plain,
+        "infsa": partial(infsa.pure_attention, is_causal=is_causal, impl="triton"),
+        "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION, is_causal),
+        "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, is_causal),
+        "plain": partial(plain, is_causal=is_causal),
     }
 
 
@@ -136,7 +137,7 @@ def measure(function, inputs, passes, rep=200):
         torch.cuda.empty_cache()
 
 
-def row_of(heads, width, n, passes, functions, rep=200):
+def row_of(heads, width, n, passes, functions, rep=200, bars=BARS):
     """Every method on one shape, with the ratios of times and of memory to ours."""
     inputs = tokens(heads, width, n)
     row = {"heads": heads, "width": width, "n": n, "passes": passes, "times": {}}
@@ -146,7 +147,7 @@ def row_of(heads, width, n, passes, functions, rep=200):
         row["times"][name] = found = measure(function, inputs, passes, rep)
         if "ms" in found:
             found["tflops"] = {"forward": 4, "both": 14}[passes] * heads * n * n * width / found["ms"] / 1e9
-    asked = BARS.get((heads, width, n, passes), {})
+    asked = bars.get((heads, width, n, passes), {})
     return row | compared(row["times"], {m: ratio for m, ratio in asked.items() if m in functions})
 
 
@@ -164,13 +165,16 @@ def compared(times, bars):
     return {"ratios": ratios, "memory": memory, "bars": judged}
 
 
-def speeds(quick, rows, keep, left):
-    """The main table; backward passes up to 16,384 tokens."""
-    for heads, width, n in QUICK_SHAPES if quick else SHAPES:
+def speeds(quick, causal, rows, keep, left):
+    """The main table, or its causal rows; backward passes up to 16,384 tokens. TFLOP/s count all pairs of tokens."""
+    functions = methods(causal)
+    if causal:
+        functions.pop("plain")
+    for heads, width, n in CAUSAL_SHAPES if causal else QUICK_SHAPES if quick else SHAPES:
         for passes in ("forward", "both") if n <= 16384 else ("forward",):
             if not left():
                 return
-            rows.append(row_of(heads, width, n, passes, methods()))
+            rows.append(row_of(heads, width, n, passes, functions, bars=CAUSAL_BARS if causal else BARS))
             keep()
             show(rows[-1])
 
@@ -237,39 +241,10 @@ def show(row):
     print(f"{name:32} {times}  {bars}", flush=True)
 
 
-def linear_speeds(quick, rows, keep, left):
-    """The pool-first layer: the kernels, what "auto" takes compiled, and the equations compiled."""
-    compiled = torch.compile(pool)
-    ways = {"kernels": (pool, "triton"), "auto": (compiled, "auto"), "equations": (compiled, "reference")}
-    for n in (4096, 65536) if quick else (4096, 65536, 331776):
-        dim, heads = 1024, 64
-        x, w, b = (torch.randn(s, device=DEVICE, dtype=torch.bfloat16) for s in ((1, n, dim), (dim, dim), (dim,)))
-        inputs = (x, w / math.sqrt(dim), b)
-        row = {"n": n, "dim": dim, "heads": heads, "floor_ms_at_700": 2 * n * dim * (dim + 2 * heads) / 700e9}
-        for passes in ("forward", "both"):
-            for name, (function, impl) in ways.items():
-                if left():
-                    row[f"{name}_{passes}"] = measure_pool(partial(function, heads=heads, impl=impl), inputs, passes)
-        rows.append(row)
-        keep()
-        print(json.dumps({"linear": row}), flush=True)
-
-
-def measure_pool(function, inputs, passes):
-    try:
-        if passes == "forward":
-            return median_ms(graphed(torch.no_grad()(lambda: function(*inputs))), rep=100)
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        return median_ms(graphed(lambda: torch.autograd.grad(function(*leaves).sum(), leaves)), rep=100)
-    except Exception as error:
-        return {"failed": reason(error)}
-    finally:
-        torch.cuda.empty_cache()
-
-
 def main(
     out: Annotated[Path | None, typer.Option(help="JSON file to write, after every row.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer shapes and methods.")] = False,
+    causal: Annotated[bool, typer.Option(help="Causal attention alone.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no further row is begun.")] = 540,
 ) -> None:
     """Check the kernels, then measure those that are right.
@@ -277,7 +252,8 @@ def main(
     Example: python benchmarks/kernels.py --quick --out kernels.json
     """
     begin = time.perf_counter()
-    report = {"provenance": provenance(DEVICE), "quick": quick, "checks": checks(quick) + linear_checks(quick)}
+    tested = checks(quick) + ([] if causal else linear_checks(quick))
+    report = {"provenance": provenance(DEVICE), "quick": quick, "causal": causal, "checks": tested}
     broken = [c for c in report["checks"] if not c["holds"]]
     print(f"{len(report['checks']) - len(broken)} of {len(report['checks'])} checks hold")
     for case in broken:
@@ -293,14 +269,12 @@ def main(
     keep()
     right = {layer for layer in ("pure", "linear") if all(c["holds"] for c in report["checks"] if c["layer"] == layer)}
     if GPU:
-        report |= {"ceilings": ceilings(), "pure": [], "growth": [], "linear": [], "flex": []}
+        report |= {"ceilings": ceilings(), "pure": [], "growth": [], "flex": []}
         if "pure" in right:
-            speeds(quick, report["pure"], keep, left)
-        if "linear" in right:
-            linear_speeds(quick, report["linear"], keep, left)
-        if "pure" in right and not quick:
+            speeds(quick, causal, report["pure"], keep, left)
+        if "pure" in right and not (quick or causal):
             flex_speeds(report["flex"], keep, left)
-        if "pure" in right:
+        if "pure" in right and not causal:
             growth(quick, report["growth"], keep, left)
             report["linear_memory"] = linear_memory(report["pure"] + report["growth"])
         report["seconds"] = time.perf_counter() - begin

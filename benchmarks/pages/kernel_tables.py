@@ -25,17 +25,18 @@ def kernel_table(kernels: Content | None) -> str:
     return Table([*head, "asked"], lines).markdown()
 
 
-def linear_table(kernels: Content | None) -> str:
-    """Times of the pool-first Linear layer in Markdown: what ``auto`` takes compiled, the kernels, the equations."""
-    if kernels is None or not kernels.get("linear"):
+def linear_table(choice: Content | None) -> str:
+    """Times of the Linear layer in Markdown, each implementation by its name: the file of ``linear_choice.py``."""
+    if choice is None:
         return NOT_YET
-    ways, passes = ("auto", "kernels", "equations"), ("forward", "both")
-    lines = [
-        [f"{row['n']}, {p}", *(_milliseconds(row.get(f"{way}_{p}", {})) for way in ways)]
-        for row in kernels["linear"]
-        for p in passes
-    ]
-    return Table(["tokens, passes", *(f"{way}, ms" for way in ways)], lines).markdown()
+    rows = [row for row in choice["rows"] if row["what"] == "layer"]
+    names = list(dict.fromkeys(row["impl"] for row in rows))
+    cells: dict[tuple[int, str], list[str]] = {}
+    for row in rows:
+        times = [f"{row[kind]:.2f}" if kind in row else "–" for kind in ("forward_ms", "both_ms")]
+        cells.setdefault((row["n"], row["dtype"]), []).append(" / ".join(times))
+    lines = [[f"{n}, {dtype}", *times] for (n, dtype), times in cells.items()]
+    return Table(["tokens, dtype", *(f"{name}, ms" for name in names)], lines).markdown()
 
 
 def memory_table(kernels: Content | None) -> str:

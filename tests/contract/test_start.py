@@ -9,7 +9,7 @@ import torch
 
 from infsa.cli.app import app
 from infsa.cli.commands import COMMANDS, load, summary
-from infsa.ops import checks
+from infsa.ops import dispatch, tracing
 
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}
 LIBRARIES = {"timm", "scipy", "matplotlib", "PIL", "torchvision", "lightning", "transformers", "gradio", "tifffile"}
@@ -70,7 +70,7 @@ def test_the_compiler_is_told_of_constants_as_torch_tells_it():
         return True
 
     marked = vars(torch.compiler.assume_constant_result(answer))
-    for function in (checks.exporting, checks._kernels_run_on, checks._functions_transformed):
+    for function in (tracing.exporting, dispatch._kernels_run_on, tracing._functions_transformed):
         assert vars(function) == marked
 
 
@@ -84,7 +84,7 @@ def test_sizes_are_asked_without_being_fixed(dynamic):
         return graph.forward
 
     def function(x):
-        return x + 1 if checks.surely(x.shape[0] == 4) else x + 2
+        return x + 1 if tracing.surely(x.shape[0] == 4) else x + 2
 
     compiled = torch.compile(function, backend=count, fullgraph=True, dynamic=dynamic)
     sizes = (torch.zeros(4, 2), torch.zeros(8, 2))

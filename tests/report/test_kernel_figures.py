@@ -56,7 +56,6 @@ def kernels(compared, bars):
         row = {"heads": heads, "width": width, "n": n, "passes": "forward", "times": times}
         content[part].append(row | compared(times, bars.get((heads, width, n, "forward"), {})))
     content["growth"][0]["times"]["infsa"]["call_ms"] = 0.5
-    content["linear"] = [{"n": 4096, "auto_both": {"ms": 0.3, "spread": 0.1}, "kernels_both": {"failed": "x"}}]
     return content
 
 
@@ -88,7 +87,9 @@ def test_figures_and_tables(script, tmp_path):
     assert "1.15 met" in table
     assert "| 16384, forward | 1.00 | 1.00 | 1.00 |" in memory_table(content)
     assert "| 1024, forward | 0.007 | 0.500 | 0.009 | – |" in short_table(content)
-    assert "| 4096, both | 0.300 ± 0.050 | – | – |" in linear_table(content)
+    row = {"what": "layer", "n": 4096, "dtype": "float16"}
+    rows = [row | {"impl": "fused", "forward_ms": 0.3, "both_ms": 1.0}, row | {"impl": "chunked", "failed": "x"}]
+    assert "| 4096, float16 | 0.30 / 1.00 | – / – |" in linear_table({"rows": rows})
     assert "| linear fast infer 1024 | 0.410 ± 0.000 | 0.26 | 0.25 |" in model_table(whole)
     assert "budget" not in model_table(whole)
     assert "| Linear 1024² against the ViT | 2.00 | 15.00 | true |" in bar_table(whole)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..ops import checks
+from ..ops import dispatch
 from .cases import NINE, PEERS, Case
 
 Plan = list[list[Case]]
@@ -14,9 +14,8 @@ FUSED = ("softmax-flash", "softmax-cudnn")
 
 
 def pure_names() -> tuple[str, ...]:
-    """Pure InfSA as ``impl="auto"`` runs it, and the Triton kernels beside it as long as that is not what it takes."""
-    both = checks.HAS_TRITON and not checks.KERNELS_BY_DEFAULT
-    return ("infsa_pure", "infsa_pure-triton") if both else ("infsa_pure",)
+    """Pure InfSA as ``impl="auto"`` runs it."""
+    return ("infsa_pure",)
 
 
 def fast_pure() -> str:
@@ -33,7 +32,7 @@ def compiled_names() -> tuple[str, ...]:
     """What is worth compiling: Linear-InfSA, softmax, and Pure InfSA with its kernels, which "auto" leaves out
     there.
     """
-    return ("infsa_linear", "softmax", "infsa_pure-triton" if checks.HAS_TRITON else "infsa_pure")
+    return ("infsa_linear", "softmax", "infsa_pure-triton" if dispatch.HAS_TRITON else "infsa_pure")
 
 
 def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields: Any) -> list[Case]:

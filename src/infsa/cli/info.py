@@ -27,7 +27,7 @@ def collect() -> dict[str, Any]:
     """Versions, devices and implementations, as plain data."""
     import torch
 
-    from ..ops.checks import AVAILABLE
+    from ..ops.dispatch import AVAILABLE
 
     devices = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} threads)"]
     for index in range(torch.cuda.device_count()):

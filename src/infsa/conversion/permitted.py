@@ -21,7 +21,8 @@ from ..models.header import (
     whole,
 )
 from ..ops.activation import ACTIVATIONS
-from ..ops.checks import IMPLEMENTATIONS, NORMS
+from ..ops.checks import NORMS
+from ..ops.dispatch import NAMES
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEPTH = whole(1, 1 << 10)
@@ -43,7 +44,7 @@ SETTINGS = {  # of infsa.convert
     "level": one_of("swap", "surgery"),
     "chunk_size": either(whole(1, 1 << 40), NONE),
     "eps": number(0, 1e6),
-    "impl": one_of(*IMPLEMENTATIONS),
+    "impl": one_of(*NAMES),
 }
 
 SWITCHES = (

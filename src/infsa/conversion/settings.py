@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..nn.multihead import check_roles
-from ..ops.checks import check_activation, check_count, check_eps, check_gamma, check_impl
+from ..ops.checks import check_activation, check_count, check_eps, check_gamma
+from ..ops.dispatch import check_impl
 
 Variant = Literal["pure", "linear"]
 Level = Literal["swap", "surgery"]
@@ -62,7 +63,7 @@ class Settings:
         check_gamma(self.gamma)
         check_activation(self.activation)
         check_eps(self.eps)
-        check_impl(self.impl)
+        check_impl(self.impl, self.variant)
 
     @classmethod
     def saved(cls, fields: dict[str, Any]) -> "Settings":

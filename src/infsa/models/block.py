@@ -5,7 +5,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from ..nn.peers import Attention
-from ..ops.checks import exporting
+from ..ops.tracing import exporting
 
 
 class Block(nn.Module):

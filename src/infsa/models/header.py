@@ -19,7 +19,7 @@ from torch import Tensor
 from ..nn.peers import ATTENTIONS
 from ..nn.peers.registry import attention_options
 from ..ops.activation import ACTIVATIONS
-from ..ops.checks import IMPLEMENTATIONS
+from ..ops.dispatch import NAMES
 from .options import POOLS
 
 LARGEST_HEADER = 16 << 20  # bytes of a file's whole header, and of
@@ -89,7 +89,7 @@ MECHANISM_OPTIONS = {  # of attention_options; each mechanism takes some of them
     "features": either(whole(1, 1 << 14), NONE),
     "fused": FLAG,
     "hops": either(whole(1, 1 << 10), one_of(math.inf)),
-    "impl": one_of(*IMPLEMENTATIONS),
+    "impl": one_of(*NAMES),
     "iterations": whole(1, 1 << 10),
     "kernel_size": whole(1, 63),
     "landmarks": whole(1, 1 << 10),

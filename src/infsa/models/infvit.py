@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..nn.peers import MLLABlock, Performer, create_attention
-from ..ops.checks import accumulation_dtype
+from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
 from .block import Block
 from .maps import attention_maps

@@ -3,8 +3,8 @@
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from ..ops.checks import exporting
-from ..ops.rows import untouched
+from ..ops.dispatch import untouched
+from ..ops.tracing import exporting
 
 
 def embed_patches(layer: PatchEmbed, images: Tensor) -> Tensor:

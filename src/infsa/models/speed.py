@@ -18,8 +18,10 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from ..ops.checks import check_count, transformed
-from ..ops.rows import linear, untouched
+from ..ops.checks import check_count
+from ..ops.dispatch import untouched
+from ..ops.rows import linear
+from ..ops.tracing import transformed
 from .block import Block
 from .embedding import embed_by_product
 from .fp8 import Fp8Linear, check_fp8

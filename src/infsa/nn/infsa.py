@@ -5,22 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import central_pool, linear_weights, projected_pool, projected_values, pure_attention, pure_weights, spread
+from ..ops import central_pool, linear_weights, projected_values, pure_weights, spread
 from ..ops.checks import (
+    Projection,
     check_activation,
     check_count,
     check_dropout,
     check_eps,
     check_hops,
-    check_impl,
     check_norm,
     check_token_mask,
     shape_of,
 )
+from ..ops.dispatch import check_impl, plain_layers
 from ..ops.linear import Pooled
-from ..ops.linear.projected import project_pooled, scale_heads, straight_values
-from ..ops.pure import Norm
-from ..ops.rows import linear, untouched
+from ..ops.linear.projected import project_pooled, scale_heads
+from ..ops.pure import Norm, packed_attention
+from ..ops.rows import linear
 from .decay import Decay
 
 
@@ -122,7 +123,7 @@ class PureInfSA(nn.Module):
         check_hops(hops)
         check_dropout(dropout, "dropout")
         check_eps(eps)
-        check_impl(impl)
+        check_impl(impl, "pure")
         if dropout > 0 and hops != 1:
             raise ValueError(f"dropout={dropout!r} needs hops=1, got hops={hops!r}")
         self.num_heads = num_heads
@@ -145,11 +146,8 @@ class PureInfSA(nn.Module):
         ``key_mask`` (B, N) is True for real tokens. An ``attn_mask`` that forbids every later token is
         recognised as causal, with the prefix norm, even if ``is_causal`` is not set.
         """
-        q, k, v = self._project(zero_padding(x, key_mask))
-        z = pure_attention(
-            q,
-            k,
-            v,
+        z = packed_attention(
+            self._packed(zero_padding(x, key_mask)),
             gamma=self.decay(),
             activation=self.activation,
             attn_mask=attn_mask,
@@ -185,8 +183,12 @@ class PureInfSA(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k, v as views of one projection: (B, H, N, d) each."""
+        return self._packed(x).permute(2, 0, 3, 1, 4).unbind()
+
+    def _packed(self, x: Tensor) -> Tensor:
+        """The projection of q, k and v: (B, N, 3, H, d)."""
         check_tokens(x, self.proj.out_features)
-        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
 
 
 class LinearInfSA(nn.Module):
@@ -243,7 +245,7 @@ class LinearInfSA(nn.Module):
         check_count(iterations, "iterations")
         check_count(queries, "queries")
         check_eps(eps)
-        check_impl(impl)
+        check_impl(impl, "linear")
         if chunk_size is not None:
             check_count(chunk_size, "chunk_size")
             if queries > 1 or iterations > 1:
@@ -306,18 +308,6 @@ class LinearInfSA(nn.Module):
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
         check_tokens(x, self.proj.out_features)
-        plain, gamma = self._pools_tokens(x), self.decay()
-        if plain:
-            query = (self.q.weight, self.q.bias)
-            key = None if self.k is None else (self.k.weight, self.k.bias)
-        whole = plain and type(self.v) is nn.Linear
-        if whole:
-            value = (self.v.weight, self.v.bias)
-            if self.impl == "auto" and self.iterations == 1 and self.queries == 1 and not is_causal:
-                short = (gamma, key_mask, self.activation, self.eps)
-                values = straight_values(x, self.num_heads, query, key, value, *short)
-                if values is not None:
-                    return values, None
         options: dict[str, Any] = {
             "activation": self.activation,
             "key_mask": key_mask,
@@ -328,18 +318,14 @@ class LinearInfSA(nn.Module):
             "eps": self.eps,
             "impl": self.impl,
         }
-        if whole:
-            return projected_values(x, self.num_heads, query, key, value, gamma=gamma, **options)
-        if plain:
-            pooled = projected_pool(x, self.num_heads, query, key, **options)
-        else:
-            x = zero_padding(x, key_mask)
-            pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
-        return scale_heads(project_values(pooled, self.v, self.num_heads), gamma), pooled.groups
+        scored = [self.q] if self.k is None else [self.q, self.k]
+        if plain_layers(*scored) and type(self.v) is nn.Linear:
+            projections = (_parameters(self.q), None if self.k is None else _parameters(self.k), _parameters(self.v))
+            return projected_values(x, self.num_heads, *projections, gamma=self.decay(), **options)
+        x = zero_padding(x, key_mask)
+        pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
+        return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups
 
-    def _pools_tokens(self, x: Tensor) -> bool:
-        """Whether the projections' weights are enough: on a GPU, plain ones that nobody listens to."""
-        if not (self.impl == "triton" or (self.impl == "auto" and x.is_cuda)):
-            return False
-        layers = [self.q] if self.k is None else [self.q, self.k]
-        return all(type(layer) is nn.Linear for layer in layers) and untouched(*layers)
+
+def _parameters(layer: nn.Linear) -> Projection:
+    return layer.weight, layer.bias

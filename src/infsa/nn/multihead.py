@@ -7,17 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
-from ..ops.checks import (
-    NORMS,
-    check_activation,
-    check_count,
-    check_dropout,
-    check_eps,
-    check_impl,
-    shape_of,
-    transformed,
-)
+from ..ops.checks import NORMS, check_activation, check_count, check_dropout, check_eps, shape_of
+from ..ops.dispatch import check_impl
 from ..ops.linear.projected import project_pooled
+from ..ops.tracing import transformed
 from .decay import Decay
 from .infsa import merge_heads, scale_heads, split_heads, zero_padding
 from .masks import (
@@ -118,7 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_activation(activation)
         check_dropout(torch_arguments.get("dropout", 0.0), "dropout")
         check_eps(eps)
-        check_impl(impl)
+        check_impl(impl, variant)
         super().__init__(embed_dim, num_heads, **torch_arguments)
         # torch's encoder asks this flag whether it may bypass forward() with its fused softmax kernel
         self._qkv_same_embed_dim = False

@@ -1,30 +1,17 @@
 """Checks on what users pass in: each failure is one line that names the value and what would be accepted."""
 
 import math
-import os
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .activation import ACTIVATIONS
+from .dtypes import accumulation_dtype
 
-Implementation = Literal["auto", "reference", "chunked", "triton"]
-IMPLEMENTATIONS: tuple[str, ...] = ("auto", "reference", "chunked", "triton")
 NORMS = ("frobenius", "row")
 INTEGERS = (int, torch.SymInt)
-HAS_TRITON = find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
-KERNELS_BY_DEFAULT = True  # "auto" takes the kernels on a GPU that runs them
-AVAILABLE: tuple[str, ...] = ("reference", "chunked", "triton") if HAS_TRITON else ("reference", "chunked")
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type sums over tokens are kept in: float64 for float64, float32 for everything else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+Projection = tuple[Tensor, Tensor | None]  # weight (H d, D) and bias (H d,)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -52,20 +39,6 @@ def check_heads(**tensors: Tensor) -> None:
             )
         if tensor.shape[1] == 0 or tensor.shape[2] == 0 or tensor.shape[3] == 0:
             raise ValueError(f"{name} needs at least one head, token and channel, got shape {shape_of(tensor)}")
-
-
-def as_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The inputs of an operator as autocast wants them: as for torch's attention, all but float64 in its type."""
-    first = tensors[0]
-    if not isinstance(first, Tensor) or first.device.type == "meta" or not torch.is_autocast_enabled(first.device.type):
-        return tensors
-    dtype = torch.get_autocast_dtype(first.device.type)
-    cast: list[Any] = []
-    for place, x in enumerate(tensors):
-        same = [cast[other] for other in range(place) if tensors[other] is x]  # one tensor given twice stays one
-        lower = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-        cast.append(same[0] if same else x.to(dtype) if lower else x)
-    return tuple(cast)
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
@@ -161,73 +134,6 @@ def decay_per_head(gamma: float | Tensor, heads: int, like: Tensor) -> Tensor:
     return gamma.to(device=like.device, dtype=dtype).reshape(-1, 1, 1)
 
 
-def check_impl(impl: str) -> None:
-    """Refuse an implementation that does not exist, or not here."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {list(IMPLEMENTATIONS)}, got {impl!r}")
-    if impl != "auto" and impl not in AVAILABLE:
-        raise ValueError(f"impl={impl!r} is not available here; available: {list(AVAILABLE)}")
-
-
-def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
-    """``torch.compiler.assume_constant_result``, which would import the whole compiler to set this one mark."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant
-def _kernels_run_on(kind: str, index: int | None) -> bool:
-    """Whether a device can run the Triton kernels; the compiler takes the answer as it is when it traces."""
-    return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8
-
-
-@_constant
-def exporting() -> bool:
-    """Whether a program is being exported; torch 2.11 says so in all compiled code, unless asked like this."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
-
-
-@_constant
-def _functions_transformed() -> bool:
-    return torch._C._are_functorch_transforms_active()
-
-
-def transformed() -> bool:
-    """Whether forward-mode derivatives or ``torch.func`` are at work, in compiled code too."""
-    return forward_ad._current_level >= 0 or _functions_transformed()
-
-
-def surely(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes holds for certain; asking leaves dynamic sizes dynamic."""
-    if isinstance(condition, bool) and not torch.compiler.is_compiling():
-        return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded with the compiler; brings sympy
-
-    return statically_known_true(condition)
-
-
-def choose_implementation(impl: str, like: Tensor, limit: str | None) -> str:
-    """Resolve ``impl`` for tensors like ``like``; an explicit choice is honoured or refused, never replaced.
-
-    ``limit`` says why the Triton kernels cannot do this call, None if they can. Export, forward-mode derivatives and
-    ``torch.func`` need plain tensor operations: there ``"auto"`` takes the reference path (N² memory).
-    """
-    check_impl(impl)
-    if impl == "auto":
-        if exporting() or transformed():
-            return "reference"
-        wanted = KERNELS_BY_DEFAULT and limit is None
-        return "triton" if wanted and _kernels_run_on(like.device.type, like.device.index) else "chunked"
-    if impl != "reference" and transformed():
-        raise ValueError(f"impl={impl!r} knows no forward-mode or torch.func derivatives; impl='reference' does")
-    if impl == "triton":
-        if not (like.device.type == "cuda" or INTERPRETED):
-            raise ValueError(f"impl='triton' needs tensors on a CUDA device, got {like.device}")
-        if limit is not None:
-            raise ValueError(f"impl='triton' {limit}")
-    return impl
-
-
 def refuse_second_derivatives(*operators: str) -> None:
     """Let the backward passes of custom operators say who can be differentiated twice."""
 
@@ -248,11 +154,3 @@ def check_hops(hops: float) -> None:
     """Refuse anything but a positive integer or infinity."""
     if hops != math.inf:
         check_count(hops, "hops (or math.inf)")
-
-
-def cast_output(output: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast a result to the input's type; float16 saturates at its largest value instead of overflowing."""
-    if dtype == torch.float16:
-        largest = torch.finfo(torch.float16).max
-        output = output.clamp(-largest, largest)
-    return output.to(dtype)

@@ -4,7 +4,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from ..ops.checks import accumulation_dtype
+from ..ops.dtypes import accumulation_dtype
 from .ranks import Ranks
 
 

@@ -1,22 +1,17 @@
 """Linear-InfSA over tokens that are spread over ranks: two small sums are all that travels."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import library, spread
-from ..ops.checks import (
-    cast_output,
-    check_activation,
-    check_attention_inputs,
-    check_count,
-    check_eps,
-    decay_per_head,
-    shape_of,
-)
-from ..ops.linear import Pooled
-from ..ops.masks import resolve_token_masks, zero_masked
+from ..ops import Pooled, spread
+from ..ops.checks import check_attention_inputs, decay_per_head, shape_of
+from ..ops.dtypes import cast_output
+from ..ops.linear.pooling import mask_tokens, pool_by_sums
+from ..ops.linear.scoring import Scoring
+from ..ops.masks import resolve_token_masks
 from .ranks import Group, Ranks
 
 
@@ -26,53 +21,31 @@ def central_pool(
     values: Tensor,
     *,
     group: Group,
-    activation: str = "relu",
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    iterations: int = 1,
-    queries: int = 1,
-    eps: float = 1e-6,
     project: Callable[[Tensor], Tensor] | None = None,
+    **options: Any,
 ) -> Pooled:
     """:func:`infsa.ops.central_pool` of the tokens of all ranks; every rank receives the same result.
 
     Each rank brings its own tokens (any number, none included) and their masks. One all-reduce of H m (d + 1) numbers
     per image forms q̄ (``iterations - 1`` more of H m (d + 2) refine it), one of H m (width + 2) the pool. ``project``,
     a linear map (B, H, m, width) -> (B, H, m, w), acts on what each rank pooled before it is sent: the value projection
-    of a layer, W_V without its bias, makes that H m (d + 2) too.
+    of a layer, W_V without its bias, makes that H m (d + 2) too. The other options are those of the function in one
+    process, without ``causal``.
 
     Example:
         >>> infsa.parallel.central_pool(q, q, x.unsqueeze(1), group=mesh["sequence"]).mean.shape
         torch.Size([1, 8, 1, 512])
     """
-    ranks = Ranks.of(group)
+    ranks, scoring = Ranks.of(group), Scoring(**options)
     check_shards(q, k)
-    if values.dim() != 4 or values.shape[1] not in (1, q.shape[1]) or values.shape[2] != k.shape[2]:
-        raise ValueError(f"values must be (B, H or 1, N, width) beside k {shape_of(k)}, got {shape_of(values)}")
-    check_activation(activation)
-    check_eps(eps)
-    check_count(iterations, "iterations")
-    check_count(queries, "queries")
-    if iterations > 1 and q.shape[2] != k.shape[2]:
-        raise ValueError(f"iterations={iterations!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    key_mask, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
-    tied = q is k and query_mask is key_mask
-    q = zero_masked(q, query_mask)
-    k = q if tied else zero_masked(k, key_mask)
-    values = zero_masked(values, key_mask)
-
-    blocks = _blocks(ranks, q, query_mask, queries) if queries > 1 else None
-    total, vectors = ranks.add(*library.linear_energy_sums(q, blocks, queries))
-    central = _mean(vectors, total, eps)
-    for _ in range(iterations - 1):
-        total, _, vectors = ranks.add(*library.linear_score_sums(central, k, q, activation))
-        central = _mean(vectors, total, eps)
-    total, signed, vectors = library.linear_score_sums(central, k, values, activation)
-    if project is not None:  # of a mean, not of a sum: it stays in the range of half precision
-        weight = (total + eps).unsqueeze(-1)
-        vectors = project(vectors / weight).to(total.dtype) * weight
-    total, signed, vectors = ranks.add(total, signed, vectors)
-    return Pooled(_mean(vectors, total, eps), signed / (total + eps), blocks)
+    scoring.check(q, k)
+    if scoring.causal is not None:
+        raise ValueError(f"causal={scoring.causal!r} is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
+    q, k, values, _, query_mask = mask_tokens(q, k, values, key_mask, query_mask)
+    blocks = _blocks(ranks, q, query_mask, scoring.queries) if scoring.queries > 1 else None
+    return pool_by_sums(q, k, values, blocks, scoring, ranks.add, project)
 
 
 def linear_attention(
@@ -82,12 +55,9 @@ def linear_attention(
     *,
     group: Group,
     gamma: float | Tensor = 0.7,
-    activation: str = "relu",
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    iterations: int = 1,
-    queries: int = 1,
-    eps: float = 1e-6,
+    **options: Any,
 ) -> Tensor:
     """:func:`infsa.linear_attention` of tokens that are spread over ranks, in rank order.
 
@@ -100,18 +70,7 @@ def linear_attention(
     check_shards(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
     _, query_mask = resolve_token_masks(q, k, key_mask, query_mask)
-    pooled = central_pool(
-        q,
-        k,
-        v,
-        group=group,
-        activation=activation,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        iterations=iterations,
-        queries=queries,
-        eps=eps,
-    )
+    pooled = central_pool(q, k, v, group=group, key_mask=key_mask, query_mask=query_mask, **options)
     return spread(cast_output(decay * pooled.mean, q.dtype), pooled.groups, query_mask)
 
 
@@ -137,7 +96,3 @@ def _blocks(ranks: Ranks, q: Tensor, query_mask: Tensor | None, count: int) -> T
     before, total = counts[: ranks.rank].sum(0), counts.sum(0).clamp_min(1)
     position = before[:, None] + real.long().cumsum(-1) - 1
     return (position * count // total[:, None]).clamp(0, count - 1)
-
-
-def _mean(vectors: Tensor, total: Tensor, eps: float) -> Tensor:
-    return vectors / (total + eps).unsqueeze(-1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..models.infvit import InfViT
 from ..models.patches import embed_patches
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
-from ..ops.checks import accumulation_dtype
+from ..ops.dtypes import accumulation_dtype
 from .dropping import share_dropping
 from .layers import shard_each
 from .ranks import Group, Ranks

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.checks import accumulation_dtype, cast_output, check_activation, check_count, check_eps, decay_per_head
+from ..ops.checks import check_activation, check_count, check_eps, decay_per_head
+from ..ops.dtypes import accumulation_dtype, cast_output
 from ..ops.masks import resolve_token_masks, zero_masked
 from ..ops.pure.chunked import EdgeMatrix, add_gradients, add_sums, inverse_norm, no_sums, norm_of, share_gradient
 from .linear import check_shards

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..models import InfViT
-from ..ops.checks import accumulation_dtype
+from ..ops.dtypes import accumulation_dtype
 from .engine import Engine, Report
 from .feed import BadTile
 from .network import Step, Sums

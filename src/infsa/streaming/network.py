@@ -16,7 +16,7 @@ from ..models.patches import embed_patches
 from ..models.positions import base_coordinates, cubic_weights, sincos_positions
 from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
-from ..ops.checks import accumulation_dtype
+from ..ops.dtypes import accumulation_dtype
 from ..ops.linear import Pooled
 from ..ops.linear.state import LinearState, energies, key_scores
 from .tiles import Tile, Tiling
@@ -149,7 +149,7 @@ class Network:
             else:
                 weights = key_scores(central, k, activation=attn.activation)
                 values = q if step.round < attn.iterations else x.unsqueeze(1)
-            return pooled_sums(weights, values)
+            return dict(vars(LinearState.of(weights, values)))
 
     def _grouped(self, weights: Tensor, count: int, tile: Tile | None) -> Tensor:
         """Weights (R, H, n) as (R, H, m, n), zero outside a token's own group."""
@@ -215,22 +215,6 @@ class Network:
         starts = [max(-(-group * self.tokens // count), self.prefix_count) for group in range(count + 1)]
         sizes = [end - start for start, end in pairwise(starts)]
         return torch.tensor(sizes, dtype=torch.float64, device=self.device) / (self.tokens - self.prefix_count)
-
-
-def pooled_sums(weights: Tensor, values: Tensor) -> Sums:
-    """Σ|w|, Σw, Σwu for weights (R, H, m, n) and values (R, H or 1, n, width)."""
-    batch, heads, groups, tokens = weights.shape
-    if values.shape[1] == 1:  # shared by the heads: one product, no copies per head
-        weights = weights.reshape(batch, 1, heads * groups, tokens)
-    zero = LinearState.zero(
-        batch, weights.shape[1], values.shape[-1], groups=weights.shape[2], dtype=values.dtype, device=values.device
-    )
-    state = zero.update(weights, values)
-    return {
-        "absolute": state.absolute.reshape(batch, heads, groups),
-        "signed": state.signed.reshape(batch, heads, groups),
-        "vectors": state.vectors.reshape(batch, heads, groups, -1),
-    }
 
 
 def attention(block: nn.Module) -> LinearInfSA:

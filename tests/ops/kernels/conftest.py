@@ -2,7 +2,7 @@
 
 import torch
 
-from infsa.ops.checks import INTERPRETED
+from infsa.ops.dispatch import INTERPRETED
 
 ANYWHERE = {"test_choice.py", "test_compiled.py", "test_interpreted.py"}
 

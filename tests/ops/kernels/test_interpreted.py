@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infsa.ops.checks import HAS_TRITON, INTERPRETED
+from infsa.ops.dispatch import HAS_TRITON, INTERPRETED
 
 from .conftest import ANYWHERE
 

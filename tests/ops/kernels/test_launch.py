@@ -5,12 +5,14 @@ import types
 import pytest
 import torch
 
-from infsa.ops.checks import HAS_TRITON
+from infsa.ops.dispatch import HAS_TRITON
 
 if not HAS_TRITON:
     pytest.skip("needs Triton", allow_module_level=True)
 
-from infsa.ops.linear import fused
+from triton.runtime import _allocation
+
+from infsa.ops.linear import plan as plans
 from infsa.ops.triton import launch
 
 
@@ -24,6 +26,10 @@ class Kernel:
 
     def __getitem__(self, grid):
         def compiled(*arguments, **constants):
+            hook = launch.RUNTIME.jit_cache_hook
+            if hook is not None:
+                hook(key="Triton asks before it compiles")
+            self.allocator = _allocation._allocator.get()
             self.compiled.append((grid, constants))
             run = lambda *arguments: self.runs.append(arguments)  # noqa: E731
             return types.SimpleNamespace(run=run, function="function", packed_metadata="metadata")
@@ -74,12 +80,57 @@ def test_somebody_who_watches_launches_sees_them(kernel, monkeypatch):
     assert not kernel.runs
 
 
-def test_plans_are_shared_by_equal_calls_only_and_bounded():
-    def plan(n=20, dtype=torch.bfloat16, heads=2, eps=1e-6, gamma=0.7):
-        biased, device = (True, True), torch.device("cpu")
-        return fused.plan_of(torch.Size((1, n, 32)), dtype, device, heads, 32, 32, biased, False, "relu", eps, gamma)
+def test_numbers_of_a_call_come_before_the_fixed_ones(kernel):
+    call = launch.Launch(kernel, (1,), (5,), {"DIM": 8, "BLOCK": 4}, torch.device("cuda", 0))
+    x = torch.zeros(64)
+    for number in (0.5, 0.6):
+        call(x, numbers=(number,))
+    assert kernel.runs[0][-5:] == (x.data_ptr(), 0.6, 5, 8, 4)
+    assert len(kernel.compiled) == 1
 
-    changed = [plan(n=21), plan(dtype=torch.float32), plan(heads=4), plan(eps=1e-5), plan(gamma=0.5), plan(gamma=None)]
-    assert plan() is plan()
-    assert len({id(y) for y in (plan(), *changed)}) == 7
-    assert fused.plan_of.cache_info().maxsize == fused.PLANS
+
+def test_a_first_call_inside_a_capture_is_refused_in_one_line(kernel, monkeypatch):
+    call = launch.Launch(kernel, (1,), (5,), {"DIM": 8, "BLOCK": 4}, torch.device("cuda", 0))
+    x = torch.zeros(64)
+    monkeypatch.setattr(launch, "capturing", lambda: True)
+    before = launch.RUNTIME.jit_cache_hook
+    with pytest.raises(RuntimeError, match=r"^a first call inside a CUDA graph capture .+ call once [^\n]+ before$"):
+        call(x, x)
+    assert launch.RUNTIME.jit_cache_hook is before
+    monkeypatch.setattr(launch, "capturing", lambda: False)
+    call(x, x)
+    monkeypatch.setattr(launch, "capturing", lambda: True)
+    call(x, x)
+    assert len(kernel.runs) == 1
+
+
+def test_memory_for_descriptors_is_the_current_devices_and_a_users_allocator_returns(kernel, monkeypatch):
+    def mine(size, alignment, stream):
+        raise AssertionError("not asked")
+
+    call = launch.Launch(kernel, (1,), (5,), {"DIM": 8, "BLOCK": 4}, torch.device("cuda", 0), descriptors=True)
+    token = _allocation._allocator.set(mine)
+    call(torch.zeros(64), torch.zeros(64))
+    assert _allocation._allocator.get() is mine
+    _allocation._allocator.reset(token)
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: asked.append((size, dtype, device)))
+    kernel.allocator(48, 16, None)
+    assert asked == [(48, torch.int8, "cuda")]  # no index: that of the moment
+
+
+def test_plans_are_shared_by_equal_calls_only_and_bounded():
+    kind = plans.Kind(
+        torch.Size((1, 20, 32)), torch.bfloat16, torch.device("cpu"), 2, 32, 32, True, True, False, "relu", 1e-6, 0.7
+    )
+    changes = [
+        {"shape": torch.Size((1, 21, 32))},
+        {"dtype": torch.float32},
+        {"heads": 4},
+        {"eps": 1e-5},
+        {"gamma": 0.5},
+        {"gamma": None},
+    ]
+    assert plans.plan_of(kind) is plans.plan_of(kind._replace(heads=2))
+    assert len({id(plans.plan_of(kind._replace(**change))) for change in ({}, *changes)}) == 7
+    assert plans.plan_of.cache_info().maxsize == plans.PLANS

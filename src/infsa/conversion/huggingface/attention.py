@@ -16,7 +16,7 @@ except ImportError:
     _active_collector = None
 
 from ...ops import linear_attention, linear_weights, pure_attention, pure_weights
-from ...ops.checks import as_autocast
+from ...ops.dtypes import as_autocast
 from ..masks import key_mask_only, padding_of, require_mutual
 from ..settings import Settings, Variant
 from .causal import pure_causal, pure_causal_cross, unlinked

@@ -3,22 +3,20 @@
 The running ΣR² after each token is all that a step needs beside the keys and values; the cache keeps it.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops import library, pure_attention, pure_weights
-from ...ops.activation import ACTIVATIONS
-from ...ops.checks import accumulation_dtype, cast_output, decay_per_head
-from ...ops.masks import allowed_entries, zero_masked
-from ...ops.reference import safe_sqrt
+from ...ops import pure_attention, pure_weights
+from ...ops.checks import decay_per_head
+from ...ops.dtypes import cast_output
+from ...ops.masks import zero_masked
+from ...ops.pure.decode import PrefixRows
+from ...ops.pure.register import pure_chunked
 from ..masks import padding_of
 from ..settings import Settings
 from .masks import joined, past_of, require_no_future, says_padding
-
-STEP_ROWS = 128  # rows of a step, or of a decoder's cross-attention, that are worked off at once
 
 
 def pure_causal(
@@ -65,7 +63,7 @@ def pure_causal(
     q, k, v = (zero_masked(x, padding) for x in (q, k, v))
     seed = torch.randint(2**62, ()) if dropout > 0 else None
     options = (settings.activation, "yes", "frobenius", settings.eps, dropout, seed)
-    z, norm = library.pure_chunked(q, k, v, padding, padding, mask, *options)
+    z, norm = pure_chunked(q, k, v, padding, padding, mask, *options)
     cache.extend("squares", norm.detach().double().square())
     return cast_output(decay_per_head(gamma, q.shape[1], q) * z, q.dtype), weights
 
@@ -133,43 +131,11 @@ def prefix_rows(
     dropout: float = 0.0,
     with_weights: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Consecutive rows of Pure InfSA, each divided by the norm of all rows up to it.
-
-    ``mask`` is None or broadcasts to (B, H, t, Nk), ``real`` (B, t) marks the rows that are tokens, ``past`` (B, H) is
-    ΣR² of the rows before. Returns the outputs (B, H, t, dv), the running ΣR² after each row (B, H, t), and Â or None.
-    """
-    dtype = accumulation_dtype(q.dtype)
-    total = q.new_zeros(q.shape[:2], dtype=torch.float64) if past is None else past
-    outputs, running, matrix = [], [], []
-    kind = "cpu" if q.device.type == "meta" else q.device.type  # autocast knows no meta device
-    with torch.autocast(kind, enabled=False):
-        keys, values = k.to(dtype).mT, v.to(dtype)
-        for start in range(0, q.shape[2], STEP_ROWS):
-            rows = slice(start, start + STEP_ROWS)
-            part = None if mask is None else mask[:, :, rows] if mask.shape[2] > 1 else mask
-            edges = _edges(q[:, :, rows].to(dtype) / math.sqrt(q.shape[3]), keys, part, settings.activation)
-            if real is not None:
-                edges = edges.masked_fill(~real[:, None, rows, None], 0)
-            squares = total.unsqueeze(-1) + edges.double().square().sum(-1).cumsum(-1)
-            total = squares[:, :, -1]
-            norm = safe_sqrt(squares).to(dtype).unsqueeze(-1)
-            weights = edges * torch.where(norm == 0, 0, 1 / (norm + settings.eps))
-            outputs.append((torch.dropout(weights, dropout, train=True) if dropout > 0 else weights) @ values)
-            running.append(squares)
-            matrix += [weights] * with_weights
-        z = decay_per_head(gamma, q.shape[1], q) * torch.cat(outputs, 2)
-    found = cast_output(torch.cat(matrix, 2), q.dtype) if with_weights else None
-    return cast_output(z, q.dtype), torch.cat(running, 2), found
-
-
-def _edges(q: Tensor, keys: Tensor, mask: Tensor | None, activation: str) -> Tensor:
-    scores = q @ keys
-    if mask is None:
-        return ACTIVATIONS[activation].value(scores)
-    allowed = allowed_entries(mask)
-    if mask.is_floating_point():
-        scores = scores + torch.where(allowed, mask.to(scores.dtype), 0)
-    return ACTIVATIONS[activation].value(scores).masked_fill(~allowed, 0)
+    """``PrefixRows`` with the settings of a layer: outputs with γ, the running ΣR² after each row, and Â or None."""
+    rows = PrefixRows(settings.activation, settings.eps, dropout, with_weights)
+    z, running, weights = rows(q, k, v, mask=mask, real=real, past=past)
+    z = cast_output(decay_per_head(gamma, q.shape[1], q) * z, q.dtype)
+    return z, running, None if weights is None else cast_output(weights, q.dtype)
 
 
 def unlinked(name: str, past: int) -> str:

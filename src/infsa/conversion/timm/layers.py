@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from ...nn.infsa import merge_heads, scale_heads, split_heads, zero_padding
 from ...ops import central_pool, projected_values
+from ...ops.dispatch import untouched
 from ...ops.linear.projected import project_pooled
-from ...ops.rows import untouched
 from ..swap import Swapped
 
 

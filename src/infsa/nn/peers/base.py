@@ -5,7 +5,8 @@ from typing import ClassVar, TypedDict
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import cast_output, check_count, check_token_mask, shape_of
+from ...ops.checks import check_count, check_token_mask, shape_of
+from ...ops.dtypes import cast_output
 from ..infsa import _check_heads, project_out
 from .layout import Grid, Layout
 

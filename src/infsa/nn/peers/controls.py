@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...ops import Pooled, energies
-from ...ops.checks import cast_output
+from ...ops.dtypes import cast_output
 from ..decay import Decay
 from ..infsa import merge_heads, project_values, scale_heads, split_heads
 from .base import Scaffold

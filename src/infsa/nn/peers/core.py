@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...ops.checks import accumulation_dtype, cast_output
+from ...ops.dtypes import accumulation_dtype, cast_output
 from ..infsa import project_out, split_heads
 from .base import Attention, Scaffold
 from .layout import Grid, Layout

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...ops.checks import cast_output
+from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, split_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, factory, upcast

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...ops.checks import surely
+from ...ops.tracing import surely
 
 Grid = tuple[int, int]
 MANY_CHANNELS = 512  # of a table that is resized

@@ -6,7 +6,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from ...ops.checks import cast_output, check_count, check_eps
+from ...ops.checks import check_count, check_eps
+from ...ops.dtypes import cast_output
 from ..infsa import merge_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, factory, upcast

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...ops.checks import cast_output, check_count
+from ...ops.checks import check_count
+from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, split_heads
 from .base import Scaffold
 from .core import CoreAttention, exact, factory, linear_options, upcast

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..activation import ACTIVATIONS
-from ..checks import accumulation_dtype
+from ..dtypes import accumulation_dtype
 from .state import LinearState, energies, key_scores
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}  # entries of the largest temporary

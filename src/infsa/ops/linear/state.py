@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..activation import ACTIVATIONS
-from ..checks import accumulation_dtype, check_activation, check_eps, check_token_mask, shape_of
+from ..checks import check_activation, check_eps, check_token_mask, shape_of
+from ..dtypes import accumulation_dtype
 
 
 def energies(q: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -74,6 +75,13 @@ class LinearState:
         shape = (batch, heads, groups)
         return cls(*(torch.zeros(*shape, *more, dtype=dtype, device=device) for more in ((), (), (width,))))
 
+    @classmethod
+    def of(cls, weights: Tensor, values: Tensor) -> "LinearState":
+        """The state of some tokens: weights (B, H, m, N), values (B, H or 1, N, width)."""
+        batch, heads, groups = weights.shape[:3]
+        options = {"dtype": values.dtype, "device": values.device}
+        return cls.zero(batch, heads, values.shape[-1], groups=groups, **options).update(weights, values)  # type: ignore[arg-type]
+
     def update(self, weights: Tensor, values: Tensor) -> "LinearState":
         """Add tokens: weights (B, H, N) or (B, H, m, N), values (B, H, N, width) or (B, 1, N, width)."""
         if weights.dim() == 3:
@@ -88,12 +96,12 @@ class LinearState:
                 f"a state {shape_of(self.vectors)} (B, H, m, width) takes weights (B, H, m, N) and values "
                 f"(B, H or 1, N, width), got {shape_of(weights)} and {shape_of(values)}"
             )
-        weights = weights.to(self.vectors.dtype)
-        return LinearState(
-            self.absolute + weights.abs().sum(-1),
-            self.signed + weights.sum(-1),
-            self.vectors + weights @ values.to(self.vectors.dtype),
-        )
+        weights, values = weights.to(self.vectors.dtype), values.to(self.vectors.dtype)
+        if values.shape[1] == heads:
+            sums = weights @ values
+        else:  # shared by the heads: one product, no copies per head
+            sums = (weights.flatten(1, 2) @ values.squeeze(1)).unflatten(1, (heads, groups))
+        return LinearState(self.absolute + weights.abs().sum(-1), self.signed + weights.sum(-1), self.vectors + sums)
 
     def merge(self, other: "LinearState") -> "LinearState":
         """The state of both sets of tokens."""

@@ -1,62 +1,17 @@
 """Pure InfSA: ReLU scores divided by their Frobenius norm, one diffusion step on the token graph."""
 
 import math
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import library, reference
-from ..checks import (
-    as_autocast,
-    cast_output,
-    check_activation,
-    check_attention_inputs,
-    check_attn_mask,
-    check_dropout,
-    check_eps,
-    check_hops,
-    check_norm,
-    choose_implementation,
-    decay_per_head,
-)
-from ..masks import resolve_token_masks, visible_keys, zero_masked
-from ..triton.support import pure_limit
-
-DENSE_SOLVE = 512  # up to this many tokens, impl="auto" solves hops=inf with a dense factorisation
-
-Causality = bool | Literal["auto"]
-Norm = Literal["frobenius", "row"]
-
-
-def _prepare(
-    q: Tensor,
-    k: Tensor,
-    attn_mask: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    activation: str,
-    is_causal: Causality,
-    norm: str,
-    eps: float,
-) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
-    """Check what attention and its weights share.
-
-    Returns causality as "no", "yes" or "auto", the attention mask as 4-D, the key mask and the query mask.
-    """
-    check_activation(activation)
-    check_norm(norm)
-    check_eps(eps)
-    if not isinstance(is_causal, bool) and is_causal != "auto":
-        raise ValueError(f"is_causal must be True, False or 'auto', got {is_causal!r}")
-    if is_causal is True and q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"is_causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}; "
-            "use PureDecodeState to continue a sequence"
-        )
-    causal = "yes" if is_causal is True else "auto" if is_causal and q.shape[2] == k.shape[2] else "no"
-    attn_mask = check_attn_mask(attn_mask, q, k)
-    return causal, attn_mask, *resolve_token_masks(q, k, key_mask, query_mask)
+from ..checks import check_attention_inputs, check_dropout, check_hops, decay_per_head
+from ..dispatch import asks_for_kernels, choose_pure
+from ..dtypes import as_autocast, cast_output
+from ..masks import visible_keys, zero_masked
+from . import reference, register
+from .rule import Causality, Norm, Rule, checked_rule
 
 
 def pure_attention(
@@ -117,6 +72,12 @@ def pure_attention(
         >>> infsa.pure_attention(q, k, v, gamma=0.7).shape
         torch.Size([1, 8, 1024, 64])
     """
+    if attn_mask is None and key_mask is None and query_mask is None and asks_for_kernels(q, impl):
+        from .triton_function import straight_attention
+
+        z = straight_attention(q, k, v, gamma, activation, is_causal, norm, hops, eps, dropout_p, impl)
+        if z is not None:
+            return z
     q, k, v = as_autocast(q, k, v)
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
@@ -124,72 +85,65 @@ def pure_attention(
     check_dropout(dropout_p)
     if dropout_p > 0 and hops != 1:
         raise ValueError(f"dropout_p={dropout_p!r} needs hops=1, got hops={hops!r}")
-    causal, attn_mask, key_mask, query_mask = _prepare(
-        q, k, attn_mask, key_mask, query_mask, activation, is_causal, norm, eps
+    rule = checked_rule(
+        q,
+        k,
+        attn_mask=attn_mask,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        activation=activation,
+        is_causal=is_causal,
+        norm=norm,
+        eps=eps,
     )
-    impl = _choose(impl, q, k, hops, pure_limit(q, v, attn_mask, hops, dropout_p))
-    q, k, v = zero_masked(q, query_mask), zero_masked(k, key_mask), zero_masked(v, key_mask)
-    if norm != "row" and (attn_mask is None or not attn_mask.is_floating_point()):
-        key_mask = query_mask = None  # zeroed tokens have no edges unless an additive mask adds them
+    if hops != 1 and q.shape[2] != k.shape[2]:
+        raise ValueError(f"hops={hops!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    impl = choose_pure(impl, q, v, rule.attn_mask, hops, dropout_p)
+    q, k, v = zero_masked(q, rule.query_mask), zero_masked(k, rule.key_mask), zero_masked(v, rule.key_mask)
+    if norm != "row" and (rule.attn_mask is None or not rule.attn_mask.is_floating_point()):
+        rule = rule._replace(key_mask=None, query_mask=None)  # zeroed tokens have no edges unless a mask adds them
 
     if impl == "reference":
-        weights, prefix = reference.pure_weights(
-            q,
-            k,
-            activation=activation,
-            key_mask=key_mask,
-            query_mask=query_mask,
-            attn_mask=attn_mask,
-            causal=causal,
-            norm=norm,
-            eps=eps,
-        )
+        weights, prefix = reference.pure_weights(q, k, rule)
         if dropout_p > 0:
             weights = torch.dropout(weights, dropout_p, train=True)
         return cast_output(reference.pure_diffusion(weights, v, decay, hops, prefix), q.dtype)
-
     if impl == "triton":
-        row = visible_keys(key_mask, q.shape[2], k.shape[2], causal == "yes", q.device) if norm == "row" else None
-        return _by_kernels(q, k, v, decay, row, activation, causal == "yes", eps, int(hops))
-    masks = (key_mask, query_mask, attn_mask)
+        return _by_kernels(q, k, v, decay if isinstance(gamma, Tensor) else float(gamma), rule, int(hops))
     if hops == math.inf:
-        z, _ = library.pure_resolvent(q, k, v, decay, *masks, activation, causal, norm, eps)
+        z, _ = register.pure_resolvent(q, k, v, decay, *rule)
         return cast_output(decay * z, q.dtype)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    z, _ = library.pure_chunked(q, k, v, *masks, activation, causal, norm, eps, dropout_p, seed)
+    z, _ = register.pure_chunked(q, k, v, *rule, dropout_p, seed)
     for _ in range(int(hops) - 1):
-        source = v + decay * z
-        z, _ = library.pure_chunked(q, k, source, *masks, activation, causal, norm, eps, 0.0, None)
+        z, _ = register.pure_chunked(q, k, v + decay * z, *rule, 0.0, None)
     return cast_output(decay * z, q.dtype)
 
 
-def _choose(impl: str, q: Tensor, k: Tensor, hops: float, limit: str | None) -> str:
-    """Resolve ``impl``; ``limit`` says why the Triton kernels cannot do this call."""
-    if hops != 1 and q.shape[2] != k.shape[2]:
-        raise ValueError(f"hops={hops!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    chosen = choose_implementation(impl, q, limit)
-    small = impl == "auto" and chosen == "chunked" and hops == math.inf and q.shape[2] <= DENSE_SOLVE
-    return "reference" if small else chosen
+def _by_kernels(q: Tensor, k: Tensor, v: Tensor, gamma: float | Tensor, rule: Rule, hops: int) -> Tensor:
+    """Z by the Triton kernels, which multiply by γ themselves."""
+    from .triton_function import attend
 
-
-def _by_kernels(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    seen: Tensor | None,
-    activation: str,
-    is_causal: bool,
-    eps: float,
-    hops: int,
-) -> Tensor:
-    """Z by the Triton kernels, which multiply by γ themselves; ``seen`` asks for the row norm."""
-    from .triton_register import pure
-
-    z, _ = pure(q, k, v, decay, seen, activation, is_causal, eps)
+    is_causal, seen = rule.causal == "yes", None
+    if rule.norm == "row":
+        seen = visible_keys(rule.key_mask, q.shape[2], k.shape[2], is_causal, q.device)
+    z = attend(q, k, v, gamma, seen, rule.activation, is_causal, rule.eps)
     for _ in range(hops - 1):
-        z, _ = pure(q, k, v + z, decay, seen, activation, is_causal, eps)
+        z = attend(q, k, v + z, gamma, seen, rule.activation, is_causal, rule.eps)
     return z
+
+
+def packed_attention(qkv: Tensor, *, impl: str = "auto", **options: Any) -> Tensor:
+    """:func:`pure_attention` of q, k and v in one (B, N, 3, H, d) tensor, of which the kernels write one gradient."""
+    if asks_for_kernels(qkv, impl):
+        from .triton_function import straight_attention
+
+        q, k, v = qkv.detach().permute(2, 0, 3, 1, 4).unbind()
+        z = straight_attention(q, k, v, impl=impl, packed=qkv, **options)
+        if z is not None:
+            return z
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    return pure_attention(q, k, v, impl=impl, **options)
 
 
 def pure_weights(
@@ -214,18 +168,16 @@ def pure_weights(
     """
     q, k = as_autocast(q, k)
     check_attention_inputs(q, k)
-    causal, attn_mask, key_mask, query_mask = _prepare(
-        q, k, attn_mask, key_mask, query_mask, activation, is_causal, norm, eps
-    )
-    weights, _ = reference.pure_weights(
-        zero_masked(q, query_mask),
-        zero_masked(k, key_mask),
-        activation=activation,
+    rule = checked_rule(
+        q,
+        k,
+        attn_mask=attn_mask,
         key_mask=key_mask,
         query_mask=query_mask,
-        attn_mask=attn_mask,
-        causal=causal,
+        activation=activation,
+        is_causal=is_causal,
         norm=norm,
         eps=eps,
     )
-    return cast_output(weights, q.dtype)
+    q, k = zero_masked(q, rule.query_mask), zero_masked(k, rule.key_mask)
+    return cast_output(reference.pure_weights(q, k, rule)[0], q.dtype)

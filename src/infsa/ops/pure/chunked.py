@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..activation import ACTIVATIONS
-from ..checks import accumulation_dtype
+from ..dtypes import accumulation_dtype
 from ..masks import allowed_entries, future_entries, visible_keys
+from .reference import safe_sqrt
 
 TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**23}  # entries of R held at once; a handful of such tiles is live
 TILE_ROWS = 1024
@@ -211,8 +212,8 @@ def add_sums(matrix: EdgeMatrix, v: Tensor, sums: Tensor, row_squares: Tensor) -
 
 
 def norm_of(squares: Tensor, dtype: torch.dtype) -> Tensor:
-    """F from F² in float64."""
-    norm = squares.sqrt().to(dtype)
+    """F from F² in float64; its gradient is zero where F = 0."""
+    norm = safe_sqrt(squares).to(dtype)
     return torch.where(norm < torch.finfo(dtype).tiny, 0, norm)  # its inverse would be infinite
 
 

@@ -1,13 +1,13 @@
 """Causal Pure InfSA one step at a time."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..activation import ACTIVATIONS
 from ..checks import (
-    accumulation_dtype,
-    as_autocast,
-    cast_output,
     check_activation,
     check_attention_inputs,
     check_eps,
@@ -17,11 +17,73 @@ from ..checks import (
     decay_per_head,
     shape_of,
 )
-from ..masks import visible_keys, zero_masked
-from . import Norm
+from ..dtypes import accumulation_dtype, as_autocast, cast_output
+from ..masks import allowed_entries, visible_keys, zero_masked
 from .chunked import inverse_norm, norm_of
+from .rule import Norm
 
-STEP_ROWS = 128  # a long prefill is worked off in blocks of this many rows
+STEP_ROWS = 128  # rows that are worked off at once
+
+
+@dataclass(frozen=True)
+class PrefixRows:
+    """Consecutive rows of Pure InfSA, each divided by the norm of all rows up to it, block by block; differentiable."""
+
+    activation: str
+    eps: float
+    dropout: float = 0.0
+    keep: bool = False  # Â too
+    seen: Tensor | None = None  # (B, t): how many keys each row may see; asks for the row norm
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        real: Tensor | None = None,
+        past: Tensor | None = None,
+        first: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Outputs (B, H, t, dv) without γ, the running ΣR² after each row (B, H, t), and Â (B, H, t, Nk) or None.
+
+        ``mask`` broadcasts to (B, H, t, Nk), ``real`` (B, t) marks the rows that are tokens, ``past`` (B, H) is ΣR² of
+        the rows before. With ``first``, row i sees the keys up to ``first + i``.
+        """
+        dtype = accumulation_dtype(q.dtype)
+        total = q.new_zeros(q.shape[:2], dtype=torch.float64) if past is None else past
+        outputs, running, matrix = [], [], []
+        kind = "cpu" if q.device.type == "meta" else q.device.type  # autocast knows no meta device
+        with torch.autocast(kind, enabled=False):
+            keys, values = k.to(dtype), v.to(dtype)
+            for start in range(0, q.shape[2], STEP_ROWS):
+                rows = slice(start, min(start + STEP_ROWS, q.shape[2]))
+                stop = keys.shape[2] if first is None else first + rows.stop
+                scores = q[:, :, rows].to(dtype) / math.sqrt(q.shape[3]) @ keys[:, :, :stop].mT
+                part = None if mask is None else mask[:, :, rows] if mask.shape[2] > 1 else mask
+                edges = self._edges(scores, part, None if real is None else real[:, None, rows, None])
+                if first is not None:
+                    edges = edges.tril(first + start)
+                row_squares = torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
+                squares = total.unsqueeze(-1) + row_squares.cumsum(-1)
+                total = squares[:, :, -1]
+                scope = squares if self.seen is None else row_squares * self.seen[:, None, rows]
+                weights = edges * inverse_norm(norm_of(scope, dtype), self.eps).unsqueeze(-1)
+                dropped = torch.dropout(weights, self.dropout, train=True) if self.dropout > 0 else weights
+                outputs.append(dropped @ values[:, :, :stop])
+                running.append(squares)
+                matrix += [weights] * self.keep
+        return torch.cat(outputs, 2), torch.cat(running, 2), torch.cat(matrix, 2) if self.keep else None
+
+    def _edges(self, scores: Tensor, mask: Tensor | None, real: Tensor | None) -> Tensor:
+        allowed = None if mask is None else allowed_entries(mask)
+        if mask is not None and mask.is_floating_point():
+            scores = scores + torch.where(allowed, mask.to(scores.dtype), 0)  # type: ignore[arg-type]
+        edges = ACTIVATIONS[self.activation].value(scores)
+        for where in (allowed, real):
+            edges = edges if where is None else edges.masked_fill(~where, 0)
+        return edges
 
 
 class PureDecodeState:
@@ -81,31 +143,14 @@ class PureDecodeState:
         q, k, v = (zero_masked(x, key_mask) for x in (q, k, v))
         start = self._length
         self._append(k, v)
-        if self._squares is None:
-            self._squares = q.new_zeros(q.shape[:2], dtype=torch.float64)
+        if self._real is None:
             self._real = q.new_zeros(q.shape[0], 1, dtype=torch.float64)
-        assert self._real is not None
         seen = self._real + visible_keys(key_mask, q.shape[2], q.shape[2], True, q.device)  # (B, t)
         self._real = seen[:, -1:]
-        blocks = []
-        for i in range(0, q.shape[2], STEP_ROWS):
-            rows = slice(i, i + STEP_ROWS)
-            blocks.append(self._rows(q[:, :, rows], start + i, seen[:, None, rows]))
-        return cast_output(decay * torch.cat(blocks, 2), q.dtype)
-
-    def _rows(self, q: Tensor, first: int, seen: Tensor) -> Tensor:
-        """Outputs of consecutive rows, the first of which has index ``first``; ``seen`` (B, 1, t) keys are theirs."""
-        assert self._squares is not None
-        dtype = accumulation_dtype(q.dtype)
-        stop = first + q.shape[2]
-        with torch.autocast(q.device.type, enabled=False):
-            scores = q.to(dtype) / q.shape[3] ** 0.5 @ self.keys[:, :, :stop].to(dtype).mT
-            edges = ACTIVATIONS[self.activation].value(scores).tril(first)
-            row_squares = torch.linalg.vector_norm(edges, dim=-1, dtype=torch.float64).square()
-            squares = self._squares.unsqueeze(-1) + row_squares.cumsum(-1)
-            self._squares = squares[:, :, -1]
-            norm = norm_of(row_squares * seen if self.norm == "row" else squares, dtype).unsqueeze(-1)
-            return edges @ self.values[:, :, :stop].to(dtype) * inverse_norm(norm, self.eps)
+        rows = PrefixRows(self.activation, self.eps, seen=seen if self.norm == "row" else None)
+        z, running, _ = rows(q, self.keys, self.values, past=self._squares, first=start)
+        self._squares = running[:, :, -1]
+        return cast_output(decay * z, q.dtype)
 
     def _append(self, k: Tensor, v: Tensor) -> None:
         """Write into buffers that double when full, so that a step costs no copy of the past."""

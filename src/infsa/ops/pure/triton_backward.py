@@ -1,56 +1,160 @@
-"""Pure InfSA backward: the launches of ``pure_backward_kernels``."""
+"""Pure InfSA backward: the launches of ``triton_backward_kernels`` for one kind of call."""
 
-import math
+import functools
 
 import torch
 import triton
 from torch import Tensor
 
-from ..triton.configs import Config, default_config, padded_width
-from ..triton.layout import allow_descriptors, describable, on_device, readable, token_major
-from ..triton.parts import NUMBERS
-from .triton_backward_kernels import pure_keys, pure_row_dots
-from .triton_backward_queries import pure_queries
+from ..triton.configs import Config, default_config
+from ..triton.launch import Launch
+from ..triton.layout import describable, on_device, readable, token_major
+from .triton_backward_kernels import pure_gather, pure_later_rows, pure_row_dots
+from .triton_forward import PLANS, Forward, Strides, place_and_number, plan_for
 
 ROWS_PER_DOT = 64
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def row_factors(
-    dots: Tensor,
-    grad: Tensor,
-    v: Tensor,
-    gamma: Tensor,
-    norm: Tensor,
-    is_causal: bool,
-    unit: float,
-    eps: float,
-    seen: Tensor | None = None,
+    dots: Tensor, grad: Tensor, v: Tensor, gamma: float | Tensor, norm: Tensor, plan: Forward, seen: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The factors of ∂L/∂Z · v, of R' in dS and of R' in dV, (3, B, H, Nq), and those of dQ, dK and of dV, (2, B, H).
+    """For float16 the factors of R' in dS, of ∂L/∂Z · v, of R' in dV, (3, B, H, Nq), of dQ, dK and of dV, (2, B, H).
 
-    In float16 they place dS and the weights of dV high in its range, by bounds that hold for every pair of tokens.
+    They place dS and the weights of dV high in the type's range, by bounds that hold for every pair of tokens.
     """
     dead = norm == 0
     wide_norm = norm.double()
-    inverse = torch.where(dead, 0, 1 / (wide_norm + eps))
+    inverse = torch.where(dead, 0, 1 / (wide_norm + plan.eps))
     shared = dots * inverse * torch.where(dead, 0, 1 / wide_norm)  # c_i / (s_i F_i)
     if seen is not None:
         weight = shared * seen.unsqueeze(1)
         norm = norm * seen.unsqueeze(1).clamp_min(1).rsqrt().float()  # ‖R_i‖, which no edge exceeds
     else:
-        weight = shared.flip(-1).cumsum(-1).flip(-1) if is_causal else shared.sum(-1, keepdim=True)
+        weight = shared.flip(-1).cumsum(-1).flip(-1) if plan.is_causal else shared.sum(-1, keepdim=True)
     weight = weight.float().expand_as(dots)
-    scale = (gamma.view(-1, 1) * inverse).float().expand_as(dots)  # a_i
-    out = dots.new_ones(2, *dots.shape[:2])
-    if grad.dtype == torch.float16:
-        size = torch.linalg.vector_norm(grad, dim=-1, dtype=torch.float32)
-        longest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1)
-        bound = torch.maximum((scale * size).amax(-1) * longest, (weight * norm).abs().amax(-1))
-        out[0] = torch.exp2(torch.ceil(torch.log2(bound.clamp_min(1e-30))) - 14)
-        out[1] = 2.0**-14
-    rows = torch.stack([scale / out[0, ..., None], weight * unit / out[0, ..., None], scale * unit / out[1, ..., None]])
-    out[0] *= unit
-    return rows, out
+    decay = gamma.view(-1, 1) if isinstance(gamma, Tensor) else gamma
+    scale = (decay * inverse).float().expand_as(dots)  # a_i
+    size = torch.linalg.vector_norm(grad, dim=-1, dtype=torch.float32)
+    longest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1)
+    bound = torch.maximum((scale * size).amax(-1) * longest, (weight * norm).abs().amax(-1))
+    of_scores = torch.exp2(torch.ceil(torch.log2(bound.clamp_min(1e-30))) - 14)
+    of_values = 2.0**-14
+    rows = [weight * plan.unit / of_scores[..., None], scale / of_scores[..., None], scale * plan.unit / of_values]
+    return torch.stack(rows), torch.stack([of_scores * plan.unit, torch.full_like(of_scores, of_values)])
+
+
+class Backward:
+    """The launches of a plan's way back, for one layout of ∂L/∂Z and of the gradients."""
+
+    def __init__(
+        self,
+        plan: Forward,
+        aligned: bool,
+        grad: Strides,
+        z: Strides,
+        dq: Strides,
+        dk: Strides,
+        dv: Strides,
+        keys_config: Config | None,
+        queries_config: Config | None,
+    ) -> None:
+        self.plan, items, n_q, n_k = plan, plan.items, plan.n_q, plan.n_k
+        shared = not plan.is_causal and plan.seen is None
+        self.factors = 3 if plan.dtype == torch.float16 else 0 if shared else 1
+        prefix = self.factors == 1 and plan.seen is None
+        blocks = triton.cdiv(n_q, ROWS_PER_DOT)
+        self.partial = (2 if prefix else 1, *plan.norms[:2], blocks)
+        steps, seen = plan.gamma or 0, plan.seen or (0, 0)
+        numbers = (*grad[:3], *z[:3], *seen, steps, plan.heads, items, n_q, plan.unit, plan.eps)
+        ways = {"BLOCK_Q": ROWS_PER_DOT, "BY_ROW": plan.seen is not None, "FACTORS": self.factors, "num_warps": 4}
+        grid = (items * blocks,)
+        self.dots = Launch(pure_row_dots, grid, numbers, plan.sizes | ways | plan.decay, plan.device)
+        self.later = None
+        if prefix:
+            self.later = Launch(pure_later_rows, grid, (items, n_q), {"BLOCK_Q": ROWS_PER_DOT}, plan.device)
+
+        q, k, v = plan.strides
+        if self.factors == 1:  # the scaled ∂L/∂Z, contiguous
+            aligned, width = True, plan.value_width
+            grad = (plan.heads * n_q * width, n_q * width, width, 1)
+        fixed = plan.widths | plan.decay | {"CAUSAL": plan.is_causal, "FACTORS": self.factors}
+
+        def gather(keys: bool, config: Config, own: int, others: int, strides: tuple[Strides, ...]) -> Launch:
+            tma = config.tma and aligned and plan.aligned and describable(plan.dtype, *strides[2:4])
+            n_own, n_other = (n_k, n_q) if keys else (n_q, n_k)
+            tiles = {"OWN": own, "OTHERS": others, "EVEN": n_other % others == 0, "KEYS": keys, "TMA": tma}
+            numbers = (*(s for x in strides for s in x[:3]), steps, items, plan.heads, n_own, n_other, blocks)
+            ways = {"SPECIALIZE": config.specialize, "NARROW": min(config.narrow, others // 16)}
+            constants = fixed | tiles | ways | config.launch
+            grid = (items * triton.cdiv(n_own, own),)
+            return Launch(pure_gather, grid, (*numbers, plan.unit, plan.eps), constants, plan.device, tma)
+
+        config = keys_config or default_config("keys", plan.widest, plan.dtype, plan.device.index, plan.is_causal)
+        self.keys = gather(True, config, config.block_k, config.block_q, (k, v, q, grad, dk, dv))
+        config = queries_config or default_config("queries", plan.widest, plan.dtype, plan.device.index, plan.is_causal)
+        self.queries = gather(False, config, config.block_q, config.block_k, (q, grad, k, v, dq, dq))
+
+    def __call__(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gamma: float | Tensor,
+        z: Tensor,
+        norm: Tensor,
+        seen: Tensor | None,
+        gradients: Gradients,
+        wanted: tuple[bool, bool],
+    ) -> Tensor:
+        """Write dQ, and dK with dV, as ``wanted``; the first of what returns are sums of c (B, H, blocks)."""
+        plan, (dq, dk, dv) = self.plan, gradients
+        partial = torch.empty(self.partial, dtype=torch.float64, device=plan.device)
+        if plan.items == 0:
+            return partial
+        scaled, rows, out = grad, norm, norm
+        if self.factors:
+            rows = torch.empty((*plan.norms[:2], plan.n_q), dtype=torch.float32, device=plan.device)
+        if self.factors == 1:
+            scaled = torch.empty(z.shape, dtype=plan.dtype, device=plan.device)
+        decay, number = place_and_number(gamma, norm)
+        with on_device(q):
+            self.dots(grad, z, norm, norm if seen is None else seen, decay, scaled, rows, partial, numbers=number)
+            if self.later is not None:
+                self.later(rows, partial)
+            if self.factors == 3:
+                rows, out = row_factors(rows, grad, v, gamma, norm, plan, seen)
+            shared = (norm, partial, decay, rows, out)
+            if wanted[1]:
+                self.keys(k, v, q, scaled, dk, dv, *shared, numbers=number)
+            if wanted[0]:
+                self.queries(q, scaled, k, v, dq, dq, *shared, numbers=number)
+        return partial
+
+
+_backward_plan = functools.lru_cache(PLANS)(Backward)
+
+
+def pass_back(
+    plan: Forward,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: float | Tensor,
+    z: Tensor,
+    norm: Tensor,
+    seen: Tensor | None,
+    gradients: Gradients,
+    wanted: tuple[bool, bool] = (True, True),
+    configs: tuple[Config | None, Config | None] = (None, None),
+) -> Tensor:
+    """Write dQ, dK and dV into ``gradients``; the first of what returns are sums of c (B, H, blocks)."""
+    grad = readable(grad)
+    strides = (x.stride() for x in (grad, z, *gradients))
+    launches = _backward_plan(plan, grad.data_ptr() & 15 == 0, *strides, *configs)
+    return launches(grad, q, k, v, gamma, z, norm, seen, gradients, wanted)
 
 
 def backward(
@@ -58,7 +162,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gamma: Tensor,
+    gamma: float | Tensor,
     z: Tensor,
     norm: Tensor,
     activation: str,
@@ -68,69 +172,10 @@ def backward(
     queries_config: Config | None = None,
     seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV in the type of the inputs, and c: (B, H, Nq), whose sum over rows and batch is γ ∂L/∂γ."""
-    grad, q, k, v, z = (readable(x) for x in (grad, q, k, v, z))
-    batch, heads, n_q, width = q.shape
-    n_k, value_width = k.shape[2], v.shape[3]
-    padded, value_padded = padded_width(width), padded_width(value_width)
-    widest = max(padded, value_padded)
-    keys_config = keys_config or default_config("keys", widest, q.dtype, q.device.index)
-    queries_config = queries_config or default_config("queries", widest, q.dtype, q.device.index)
-    dot_blocks = triton.cdiv(n_q, ROWS_PER_DOT)
-    dots = q.new_empty(batch, heads, n_q, dtype=torch.float32)
-    partial = q.new_empty(batch, heads, dot_blocks, dtype=torch.float64)
-    dq, dk, dv = token_major(q, n_q, width), token_major(k, n_k, width), token_major(v, n_k, value_width)
-    items = batch * heads
-    if items == 0:
-        return dq, dk, dv, dots
-    sizes = {"VALUE_WIDTH": value_width, "VALUE_PADDED": value_padded}
-    with on_device(q):
-        pure_row_dots[(items * dot_blocks,)](
-            grad,
-            z,
-            dots,
-            partial,
-            *grad.stride()[:3],
-            *z.stride()[:3],
-            heads,
-            n_q,
-            BLOCK_Q=ROWS_PER_DOT,
-            **sizes,
-            num_warps=4,
-        )
-        unit = 1 / math.sqrt(width)
-        rowwise = is_causal or seen is not None or q.dtype == torch.float16
-        rows, out = dots, dots
-        if rowwise:
-            rows, out = row_factors(dots, grad, v, gamma, norm, is_causal, unit, eps, seen)
-        sizes |= {"WIDTH": width, "PADDED": padded, "CAUSAL": is_causal, "ROWWISE": rowwise}
-        sizes |= {"ACTIVATION": NUMBERS[activation]}
-        strides = [s for x in (q, k, v, grad) for s in x.stride()[:3]]
-        counts = (0 if gamma.numel() == 1 else 1, items, heads, n_q, n_k, dot_blocks, unit, eps)
-        shared = (norm, partial, gamma, rows, out, *strides)
-        for config, kernel, results, looped, length, step in (
-            (keys_config, pure_keys, (dk, dv), (q, grad), n_k, keys_config.block_k),
-            (queries_config, pure_queries, (dq,), (k, v), n_q, queries_config.block_q),
-        ):
-            tma = config.tma and describable(*looped)
-            if tma:
-                allow_descriptors(q)
-            inner = config.block_q if kernel is pure_keys else config.block_k
-            kernel[(items * triton.cdiv(length, step),)](
-                q,
-                k,
-                v,
-                grad,
-                *results,
-                *shared,
-                *(s for x in results for s in x.stride()[:3]),
-                *counts,
-                BLOCK_Q=config.block_q,
-                BLOCK_K=config.block_k,
-                EVEN=looped[0].shape[2] % inner == 0,
-                TMA=tma,
-                SPECIALIZE=config.specialize,
-                **sizes,
-                **config.launch,
-            )
-    return dq, dk, dv, dots
+    """dQ, dK, dV in the type of the inputs, and sums of c (B, H, blocks), which over blocks and batch are γ ∂L/∂γ."""
+    q, k, v, z = (readable(x) for x in (q, k, v, z))
+    dq, dk, dv = (token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v))
+    plan = plan_for(q, k, v, gamma, seen, activation, is_causal, eps)
+    configs = (keys_config, queries_config)
+    sums = pass_back(plan, grad, q, k, v, gamma, z, norm, seen, (dq, dk, dv), configs=configs)
+    return dq, dk, dv, sums[0]

@@ -21,21 +21,48 @@ import triton.language as tl
 
 from ..triton.parts import (
     COUNTS,
+    add_products,
+    block_of,
+    decay_of,
+    dots,
     edges,
     halves,
     head_start,
     load_tile,
+    load_tiles,
+    no_sums,
     power_of_two_below,
-    product,
     rounded,
+    store_sums,
     store_tile,
     sum_of,
+    sums_behind,
     tokens_of,
     wide,
 )
 
 TINY = tl.constexpr(1.1754943508222875e-38)  # float32's smallest normal number: the inverse of less is infinite
 FLOAT16_MAX = tl.constexpr(65504.0)
+
+
+@triton.jit
+def squares_of(q):
+    """Σ q² of each token, in float32."""
+    exact = q[0].to(tl.float32)
+    found = tl.sum(exact * exact, 1)
+    if len(q) == 2:
+        rest = q[1].to(tl.float32)
+        found += tl.sum(rest * rest, 1)
+    return found
+
+
+@triton.jit
+def scaled(q, factor):
+    """q times a factor per token, a power of two."""
+    if len(q) == 1:
+        return ((q[0].to(tl.float32) * factor).to(q[0].dtype),)
+    else:
+        return ((q[0].to(tl.float32) * factor).to(q[0].dtype), (q[1].to(tl.float32) * factor).to(q[1].dtype))
 
 
 @triton.jit
@@ -52,10 +79,8 @@ def _visit(
     last,
     row_start,
     n_k,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    VALUE_PADDED: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    VALUE_WIDTHS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
@@ -67,9 +92,8 @@ def _visit(
 ):
     """Add the keys first .. last to Σ R v and Σ R²."""
     for start in tl.range(first, last, BLOCK_K, warp_specialize=SPECIALIZE):
-        k = load_tile(keys, stride_kn, start, n_k, WIDTH, BLOCK_K, PADDED, EVEN, TMA)
-        raw = product(q, tl.trans(k), None)
-        r = edges(raw, unit, ACTIVATION)
+        k = load_tiles(keys, stride_kn, start, n_k, WIDTHS, BLOCK_K, EVEN, TMA)
+        r = edges(dots(q, k), unit, ACTIVATION)
         if DIAGONAL:
             row = row_start + tl.arange(0, BLOCK_Q)
             column = start + tl.arange(0, BLOCK_K)
@@ -84,8 +108,8 @@ def _visit(
             squares += b * b
         else:
             squares += tl.sum(r * r, 1)
-        v = load_tile(values, stride_vn, start, n_k, VALUE_WIDTH, BLOCK_K, VALUE_PADDED, EVEN, TMA)
-        sums = product(rounded(r, v.dtype), v, sums)
+        v = load_tiles(values, stride_vn, start, n_k, VALUE_WIDTHS, BLOCK_K, EVEN, TMA)
+        sums = add_products(r, v, sums)
     return sums, squares
 
 
@@ -96,7 +120,6 @@ def pure_rows(
     v_ptr,
     z_ptr,
     row_norm_ptr,
-    partial_ptr,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -116,10 +139,8 @@ def pure_rows(
     inverse_root_keys,
     HEADROOM: tl.constexpr,
     SCALED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    VALUE_PADDED: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    VALUE_WIDTHS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
@@ -130,29 +151,23 @@ def pure_rows(
     LANES: tl.constexpr,
 ):
     """u, r and the block's Σ r² for one block of queries of one head."""
-    blocks = tl.cdiv(n_q, BLOCK_Q)
-    block = tl.program_id(0) % blocks
-    if CAUSAL:
-        block = blocks - 1 - block  # the longest rows first
-    item = tl.program_id(0) // blocks
-    batch, head = item // heads, item % heads
+    block, blocks, item, batch, head = block_of(n_q, heads, BLOCK_Q, CAUSAL)  # the longest rows first
     start = block * BLOCK_Q
-
     queries = head_start(q_ptr, batch, head, stride_qb, stride_qh)
-    q = load_tile(queries, stride_qn, start, n_q, WIDTH, BLOCK_Q, PADDED, False, False)
+    queries = tokens_of(queries, stride_qn, n_q, WIDTHS, BLOCK_Q, False)
+    q = load_tiles(queries, stride_qn, start, n_q, WIDTHS, BLOCK_Q, False, False)
     if SCALED:
-        exact = q.to(tl.float32)
-        size = power_of_two_below(tl.sqrt(tl.sum(exact * exact, 1))) * HEADROOM
-        q = (exact * (1.0 / size)[:, None]).to(q.dtype)
+        size = power_of_two_below(tl.sqrt(squares_of(q))) * HEADROOM
+        q = scaled(q, (1.0 / size)[:, None])
         unit = size * inverse_root_width  # S = unit · raw
     else:
         unit = tl.zeros([BLOCK_Q], dtype=tl.float32) + inverse_root_width
 
     keys = head_start(k_ptr, batch, head, stride_kb, stride_kh)
     values = head_start(v_ptr, batch, head, stride_vb, stride_vh)
-    keys = tokens_of(keys, stride_kn, n_k, WIDTH, BLOCK_K, PADDED, TMA)
-    values = tokens_of(values, stride_vn, n_k, VALUE_WIDTH, BLOCK_K, VALUE_PADDED, TMA)
-    sums = tl.zeros([BLOCK_Q, VALUE_PADDED], dtype=tl.float32)
+    keys = tokens_of(keys, stride_kn, n_k, WIDTHS, BLOCK_K, TMA)
+    values = tokens_of(values, stride_vn, n_k, VALUE_WIDTHS, BLOCK_K, TMA)
+    sums = no_sums(BLOCK_Q, VALUE_WIDTHS)
     if LANES:
         squares = tl.zeros([BLOCK_Q, BLOCK_K // 4], dtype=tl.float32)
     else:
@@ -175,10 +190,8 @@ def pure_rows(
             tl.minimum(start + BLOCK_Q, n_k) if part else whole,
             start,
             n_k,
-            WIDTH,
-            VALUE_WIDTH,
-            PADDED,
-            VALUE_PADDED,
+            WIDTHS,
+            VALUE_WIDTHS,
             BLOCK_Q,
             BLOCK_K,
             EVEN,
@@ -194,23 +207,23 @@ def pure_rows(
     norm = tl.sqrt(tl.where(squares == float("inf"), float("nan"), squares))  # overflow must not look like zeros
     inverse = tl.where(norm == 0, 0.0, inverse_root_keys / tl.where(norm == 0, 1.0, norm))
     z = head_start(z_ptr, batch, head, stride_zb, stride_zh)
-    u = rounded(sums * inverse[:, None], z_ptr.dtype.element_ty)
-    store_tile(z, stride_zn, start, n_q, u, VALUE_WIDTH, BLOCK_Q, VALUE_PADDED)
+    store_sums(z, stride_zn, start, n_q, sums, inverse[:, None], VALUE_WIDTHS, BLOCK_Q)
     row = start + tl.arange(0, BLOCK_Q)
     norm = norm * unit
     tl.store(row_norm_ptr + wide(item) * n_q + row, norm, mask=row < n_q)
     exact = norm.to(tl.float64)
-    tl.store(partial_ptr + wide(item) * blocks + block, tl.sum(exact * exact, 0))
+    partial = sums_behind(row_norm_ptr, wide(tl.num_programs(0) // blocks) * n_q)
+    tl.store(partial + wide(item) * blocks + block, tl.sum(exact * exact, 0))
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def pure_scale(
     z_ptr,
     row_norm_ptr,
-    partial_ptr,
     gamma_ptr,
     norm_ptr,
     seen_ptr,
+    gamma,
     stride_zb,
     stride_zh,
     stride_zn,
@@ -226,16 +239,14 @@ def pure_scale(
     BLOCK_Q: tl.constexpr,
     CAUSAL: tl.constexpr,
     BY_ROW: tl.constexpr,
+    LEARNED: tl.constexpr,
 ):
     """Turn u into Z for one block of queries, and write the norms F."""
-    blocks = tl.cdiv(n_q, BLOCK_Q)
-    block = tl.program_id(0) % blocks
-    item = tl.program_id(0) // blocks
-    batch, head = item // heads, item % heads
+    block, blocks, item, batch, head = block_of(n_q, heads, BLOCK_Q, False)
     start = block * BLOCK_Q
     row = start + tl.arange(0, BLOCK_Q)
     row_norm = tl.load(row_norm_ptr + wide(item) * n_q + row, mask=row < n_q, other=0.0)
-    partial = partial_ptr + wide(item) * blocks
+    partial = sums_behind(row_norm_ptr, wide(tl.num_programs(0) // blocks) * n_q) + wide(item) * blocks
     if BY_ROW:
         seen = tl.load(seen_ptr + wide(batch) * stride_seen_b + row * stride_seen_n, mask=row < n_q, other=0.0)
         norm = row_norm.to(tl.float64) * tl.sqrt(seen)
@@ -250,7 +261,7 @@ def pure_scale(
         norm = tl.sqrt(sum_of(partial, blocks, 128))
         norm = tl.where(norm < TINY, 0.0, norm)
         tl.store(norm_ptr + item, norm.to(tl.float32), mask=block == 0)
-    scale = tl.load(gamma_ptr + head * gamma_stride).to(tl.float64) * root_keys
+    scale = decay_of(gamma_ptr, gamma, head, gamma_stride, LEARNED).to(tl.float64) * root_keys
     scale = tl.where(norm == 0, 0.0, scale / tl.where(norm == 0, 1.0, norm + eps))
     share = (row_norm.to(tl.float64) * scale).to(tl.float32)
     base = head_start(z_ptr, batch, head, stride_zb, stride_zh)

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from ..checks import cast_output, refuse_second_derivatives
+from ..checks import refuse_second_derivatives
 from ..triton.layout import token_major
-from ..triton.support import FEW_TOKENS
-from . import triton_backward, triton_forward
+from .triton_backward import ROWS_PER_DOT
+from .triton_function import decay_gradient, gradients, values
 
 
-def _few(q: Tensor, k: Tensor, seen: Tensor | None) -> bool:
-    coupled = k.shape[2] if seen is not None else max(q.shape[2], k.shape[2])
-    return q.dtype != torch.float32 and coupled <= FEW_TOKENS
+def as_tensor(gamma: float | Tensor, like: Tensor) -> Tensor:
+    """γ as the operators take it."""
+    return gamma if isinstance(gamma, Tensor) else torch.full((1, 1, 1), gamma, device=like.device)
 
 
 @custom_op("infsa_triton::pure", mutates_args=())
@@ -29,10 +29,7 @@ def pure(
 
     ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of keys that each query may see.
     """
-    if _few(q, k, seen):
-        z, norm = triton_forward.forward(q.float(), k.float(), v.float(), gamma, activation, is_causal, eps, seen=seen)
-        return cast_output(z, q.dtype), norm
-    return triton_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
+    return values(q, k, v, gamma, seen, activation, is_causal, eps)
 
 
 @custom_op("infsa_triton::pure_backward", mutates_args=())
@@ -49,26 +46,26 @@ def pure_gradients(
     is_causal: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV, and c: (B, H, Nq) in float32, whose sum over rows and batch is γ ∂L/∂γ."""
-    dtype = q.dtype
-    if _few(q, k, seen):
-        grad, q, k, v = grad.float(), q.float(), k.float(), v.float()
-        z, norm = triton_forward.forward(q, k, v, gamma, activation, is_causal, eps, seen=seen)
-    dq, dk, dv, dots = triton_backward.backward(grad, q, k, v, gamma, z, norm, activation, is_causal, eps, seen=seen)
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype), dots
+    """dQ, dK, dV, and sums of c: (B, H, blocks) in float64, whose sum over blocks and batch is γ ∂L/∂γ."""
+    found = _like(q, k, v)
+    return *found, gradients(found, grad, q, k, v, gamma, seen, z, norm, activation, is_causal, eps)[0]
+
+
+def _like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return token_major(q, *q.shape[2:]), token_major(k, *k.shape[2:]), token_major(v, *v.shape[2:])
 
 
 @pure.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, seen: Tensor | None, *options: Any) -> Any:
-    count = triton_forward.norms_of(q.shape[2], options[1], seen)
+    count = q.shape[2] if options[1] or seen is not None else 1
     norm = q.new_empty(q.shape[0], q.shape[1], count, dtype=torch.float32)
     return token_major(q, q.shape[2], v.shape[3]), norm
 
 
 @pure_gradients.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, *_: Any) -> Any:
-    grads = (token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v))
-    return *grads, q.new_empty(q.shape[:3], dtype=torch.float32)
+    blocks = (q.shape[2] + ROWS_PER_DOT - 1) // ROWS_PER_DOT
+    return *_like(q, k, v), q.new_empty(*q.shape[:2], blocks, dtype=torch.float64)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -79,12 +76,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    dq, dk, dv, dots = pure_gradients(grad, *ctx.saved_tensors, *ctx.options)
-    dgamma = None
-    if ctx.needs_input_grad[3]:
-        gamma = ctx.saved_tensors[3]
-        per_head = dots.sum((0, 2), dtype=torch.float64).view(-1, 1, 1)
-        dgamma = (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)  # not a number where γ = 0
+    dq, dk, dv, sums = pure_gradients(grad, *ctx.saved_tensors, *ctx.options)
+    dgamma = decay_gradient(sums, ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None
     return dq, dk, dv, dgamma, *(None,) * 4
 
 

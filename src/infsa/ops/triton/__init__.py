@@ -1,4 +1,4 @@
 """GPU kernels of Pure and Linear InfSA, written in Triton and registered as ``torch.library`` operators.
 
-Importing this package does not import Triton; its modules do. ``support.py`` says what the kernels take.
+Importing this package does not import Triton; its modules do.
 """

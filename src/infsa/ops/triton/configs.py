@@ -23,16 +23,26 @@ class Config:
     tma: bool = False  # read tiles through tensor descriptors, where layout and GPU allow it
     specialize: bool = False  # loads and products in different warps
     lanes: bool = False  # forward: keep the squares' partial sums per thread instead of per row
+    narrow: int = 4  # backward: tiles on the causal diagonal are so many times narrower
+    registers: int | None = None  # at most so many per thread, so that more programs share a multiprocessor
 
     @property
     def launch(self) -> dict[str, int | bool]:
         """The options that belong to the launch, not to the kernel."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        options: dict[str, int | bool] = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 def padded_width(width: int) -> int:
     """The head width as tiles hold it: a power of two, at least 16."""
     return max(SMALLEST_WIDTH, triton.next_power_of_2(width))
+
+
+def split_width(width: int) -> tuple[int, int]:
+    """The head width as one or two powers of two: 80 is 64 + 16, 96 is 64 + 32, another is padded."""
+    if 64 < width <= 96:
+        return 64, 16 if width <= 80 else 32
+    return padded_width(width), 0
 
 
 @functools.cache
@@ -112,24 +122,26 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
 # Blackwell keeps a tile of scores in shared memory too: 128 x 128 would not fit
 HALF |= {(kernel, 100): dict(HALF[kernel, 90]) for kernel in ("forward", "keys", "queries")}
 HALF["forward", 100][128] = Config(128, 64, 4, 2, tma=True, lanes=True)
+CAUSAL: dict[tuple[str, int], dict[int, Config]] = {}  # where the diagonal asks for other tiles
 FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(32, 32, 8, 1)}  # float32
 
 
-def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | None) -> Config:
+def default_config(kernel: str, width: int, dtype: torch.dtype, index: int | None, is_causal: bool = False) -> Config:
     """The config of a kernel (``"forward"``, ``"keys"``, ``"queries"``) for a padded width, type and GPU."""
     kind = generation(index)
     if kind == 0:
         return SMALL
     if dtype == torch.float32:
-        return FULL[width]
-    return HALF[kernel, kind][width]
+        return FULL[padded_width(width)]
+    tables = ([CAUSAL.get((kernel, kind), {})] if is_causal else []) + [HALF[kernel, kind]]
+    return next(table[w] for w in (width, padded_width(width)) for table in tables if w in table)
 
 
 def candidates(kernel: str, width: int, kind: int) -> list[Config]:
     """The configs worth measuring for half precision on a generation of GPUs."""
     tiles = {
         "forward": [(128, 64, 8), (128, 128, 8), (64, 64, 4), (128, 32, 4), (128, 64, 4), (64, 128, 4)],
-        "keys": [(64, 128, 8), (64, 64, 4), (32, 128, 8), (128, 128, 8), (32, 64, 4), (64, 128, 4)],
+        "keys": [(64, 128, 8), (64, 64, 4), (32, 128, 8), (128, 128, 8), (32, 64, 4), (64, 128, 4), (128, 64, 4)],
         "queries": [(128, 64, 8), (64, 64, 4), (128, 32, 8), (128, 128, 8), (64, 32, 4), (128, 64, 4)],
     }[kernel]
     if width == 16 and kernel == "forward":
@@ -140,39 +152,5 @@ def candidates(kernel: str, width: int, kind: int) -> list[Config]:
     if kind >= 100:  # Triton 3.6 and 3.9 compile a specialised loop for Hopper to the same instructions
         found += [replace(c, specialize=True) for c in found if c.tma and c.stages == 2]
     if kernel == "forward":
-        found += [replace(c, lanes=False) for c in found[:3]]
-    return found
-
-
-@dataclass(frozen=True)
-class LinearConfig:
-    """One way to run a kernel of Linear-InfSA."""
-
-    heads: int
-    block_n: int = 64  # tokens per tile
-    block_d: int = 64  # channels of x per step
-    columns: int = 64  # heads per tile; in the first pass heads × padded width
-    programs: int = 512  # how many programs the token sums are spread over
-    warps: int = 4
-    stages: int = 3
-
-    @property
-    def launch(self) -> dict[str, int | bool]:
-        """The options that belong to the launch, not to the kernel."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
-
-
-def linear_config(kernel: str, heads: int, dtype: torch.dtype, index: int | None) -> LinearConfig:
-    """The config of a pass (``"energy"``, ``"queries"``, ``"scores"``, ``"pool"``) over the tokens."""
-    kind = generation(index)
-    if kind == 0:
-        return LinearConfig(heads, 32, 32, 32, programs=8)
-    if kernel == "queries":
-        return LinearConfig(heads, 16, columns=1024, programs=528)
-    if dtype == torch.float32:
-        return LinearConfig(heads, 32, 32, 64, warps=4, stages=2)
-    if kernel == "energy":
-        return LinearConfig(heads, 128, 64, 128, warps=8, stages=3 if kind != 89 else 2)
-    if kernel == "scores":
-        return LinearConfig(heads, 64, 128, 64, warps=4, stages=3 if kind != 89 else 2)
-    return LinearConfig(heads, 64, 128, 64, warps=4, stages=3 if kind != 89 else 2)
+        return found + [replace(c, lanes=False) for c in found[:3]]
+    return found + [replace(c, registers=168 if c.warps == 4 else 128) for c in found if c.stages == 3]

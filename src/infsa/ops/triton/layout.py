@@ -1,10 +1,9 @@
-"""What the launches share: layouts of inputs and outputs, the device, memory for descriptors."""
+"""What the launches share: layouts of inputs and outputs, and the device."""
 
 import contextlib
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 
@@ -23,21 +22,12 @@ def mask_bytes(mask: Tensor | None, like: Tensor) -> Tensor:
     return like if mask is None else mask.contiguous().view(torch.uint8)
 
 
-def describable(*tensors: Tensor) -> bool:
-    """Whether the tensors' layouts fit tensor descriptors: addresses and strides in steps of 16 bytes."""
-    return all(
-        x.data_ptr() % 16 == 0 and all(s > 0 and s * x.element_size() % 16 == 0 for s in x.stride()[:-1])
-        for x in tensors
-    )
+def describable(dtype: torch.dtype, *strides: tuple[int, ...]) -> bool:
+    """Whether tensors of these strides fit tensor descriptors: steps of 16 bytes; so must their addresses."""
+    return all(step > 0 and step * dtype.itemsize % 16 == 0 for steps in strides for step in steps[:-1])
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Launch on the GPU that holds x."""
     elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
     return torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext()
-
-
-def allow_descriptors(x: Tensor) -> None:
-    """Give Triton the scratch memory that descriptors built on the GPU need."""
-    device = x.device  # Triton keeps the function, which must not keep x
-    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))

@@ -3,7 +3,7 @@
 Every φ has φ(0) = 0. Rows past the end of a tensor are read as zeros, and so need no mask afterwards.
 """
 
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 import triton
@@ -16,7 +16,7 @@ NUMBERS = {"relu": 0, "gelu": 1, "abs": 2}
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # a new length must not recompile
-COUNTS = ["heads", "items", "n", "n_q", "n_k", "dot_blocks", "splits", "span", "skip"]
+COUNTS = ["heads", "items", "n", "n_q", "n_k", "n_own", "n_other", "dot_blocks", "splits", "span", "skip"]
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
@@ -52,14 +52,52 @@ def head_start(pointer, batch, head, stride_b, stride_h):
 
 
 @triton.jit
-def tokens_of(
-    base, stride_n, length, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, TMA: tl.constexpr
-):
-    """How tiles of a head's tokens are read: a tensor descriptor, or the pointer itself."""
+def decay_of(gamma_ptr, gamma, head, gamma_stride, LEARNED: tl.constexpr):
+    """A head's γ: read from memory, or the number itself."""
+    if LEARNED:
+        return tl.load(gamma_ptr + head * gamma_stride)
+    else:
+        return tl.zeros([], dtype=tl.float32) + gamma
+
+
+@triton.jit
+def sums_behind(rows_ptr, count):
+    """Where float64 sums begin behind ``count`` float32 numbers."""
+    return (rows_ptr + (count + count % 2)).to(tl.pointer_type(tl.float64))
+
+
+@triton.jit
+def block_of(length, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
+    """The program's block of one head's tokens: its number, how many there are, the item, and its batch and head."""
+    blocks = tl.cdiv(length, BLOCK)
+    block = tl.program_id(0) % blocks
+    if LAST_FIRST:
+        block = blocks - 1 - block
+    item = tl.program_id(0) // blocks
+    return block, blocks, item, item // heads, item % heads
+
+
+@triton.jit
+def _tokens(base, stride_n, length, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, TMA: tl.constexpr):
     if TMA:
         return tl.make_tensor_descriptor(base, [length, WIDTH], [stride_n, 1], [BLOCK, PADDED])
     else:
         return base
+
+
+@triton.jit
+def tokens_of(base, stride_n, length, WIDTHS: tl.constexpr, BLOCK: tl.constexpr, TMA: tl.constexpr):
+    """How tiles of a head's tokens are read: tensor descriptors, or the pointers themselves.
+
+    ``WIDTHS`` are a head's channels, those of a tile, a power of two, and those of a second tile for the rest, or 0.
+    """
+    if WIDTHS[2] == 0:
+        return (_tokens(base, stride_n, length, WIDTHS[0], BLOCK, WIDTHS[1], TMA),)
+    else:
+        return (
+            _tokens(base, stride_n, length, WIDTHS[1], BLOCK, WIDTHS[1], TMA),
+            _tokens(base + WIDTHS[1], stride_n, length, WIDTHS[0] - WIDTHS[1], BLOCK, WIDTHS[2], TMA),
+        )
 
 
 @triton.jit
@@ -87,6 +125,70 @@ def load_tile(
             return tl.load(place, mask=channel[None, :] < WIDTH, other=0.0)
         else:
             return tl.load(place, mask=(start + token < length)[:, None] & (channel < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_tiles(
+    sources,
+    stride_n,
+    start,
+    length,
+    WIDTHS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """``load_tile`` of what ``tokens_of`` gives: one tile or two."""
+    if WIDTHS[2] == 0:
+        return (load_tile(sources[0], stride_n, start, length, WIDTHS[0], BLOCK, WIDTHS[1], EVEN, TMA),)
+    else:
+        return (
+            load_tile(sources[0], stride_n, start, length, WIDTHS[1], BLOCK, WIDTHS[1], EVEN, TMA),
+            load_tile(sources[1], stride_n, start, length, WIDTHS[0] - WIDTHS[1], BLOCK, WIDTHS[2], EVEN, TMA),
+        )
+
+
+@triton.jit
+def no_sums(ROWS: tl.constexpr, WIDTHS: tl.constexpr):
+    """Zeros in float32 for as many channels as tiles have."""
+    FIRST: tl.constexpr = WIDTHS[1]
+    REST: tl.constexpr = WIDTHS[2]
+    if REST == 0:
+        return (tl.zeros([ROWS, FIRST], dtype=tl.float32),)
+    else:
+        return (tl.zeros([ROWS, FIRST], dtype=tl.float32), tl.zeros([ROWS, REST], dtype=tl.float32))
+
+
+@triton.jit
+def dots(x, y):
+    """x yᵀ of tiles: all pairs of tokens."""
+    found = product(x[0], tl.trans(y[0]), None)
+    if len(x) == 2:
+        found = product(x[1], tl.trans(y[1]), found)
+    return found
+
+
+@triton.jit
+def add_products(weights, y, sums):
+    """sums + weights · y, the weights rounded to the type of y."""
+    weights = rounded(weights, y[0].dtype)
+    if len(y) == 1:
+        return (product(weights, y[0], sums[0]),)
+    else:
+        return (product(weights, y[0], sums[0]), product(weights, y[1], sums[1]))
+
+
+@triton.jit
+def store_sums(base, stride_n, start, length, sums, scale, WIDTHS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write scale · sums in the type of the memory."""
+    dtype: tl.constexpr = base.dtype.element_ty
+    first = rounded(sums[0] * scale, dtype)
+    if WIDTHS[2] == 0:
+        store_tile(base, stride_n, start, length, first, WIDTHS[0], BLOCK, WIDTHS[1])
+    else:
+        rest = rounded(sums[1] * scale, dtype)
+        store_tile(base, stride_n, start, length, first, WIDTHS[1], BLOCK, WIDTHS[1])
+        store_tile(base + WIDTHS[1], stride_n, start, length, rest, WIDTHS[0] - WIDTHS[1], BLOCK, WIDTHS[2])
 
 
 @triton.jit

@@ -1,32 +1,21 @@
-"""Registration of the chunked implementation as ``torch.library`` custom operators.
+"""Pure InfSA's chunked operators for ``torch.library``: the compiler sees each as one call with known output shapes.
 
-The compiler sees each as one opaque call with known output shapes, so ``torch.compile(fullgraph=True)``
-works with dynamic N. Autocast is off inside: sums over tokens are never computed in half precision.
+``torch.compile(fullgraph=True)`` therefore works with dynamic N. Autocast is off inside: sums over tokens are never
+computed in half precision.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from .checks import accumulation_dtype, refuse_second_derivatives
-from .linear import chunked as chunked_linear
-from .masks import forbids_future
-from .pure import chunked as chunked_pure
-from .pure import resolvent as chunked_resolvent
-from .pure.chunked import EdgeMatrix
-
-
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any) -> Any:
-        with torch.autocast(args[0].device.type, enabled=False):
-            return function(*args)
-
-    return wrapper
+from ..checks import refuse_second_derivatives
+from ..dtypes import accumulation_dtype, without_autocast
+from ..masks import forbids_future
+from . import chunked
+from . import resolvent as solving
+from .chunked import EdgeMatrix
 
 
 def _matrix(
@@ -73,7 +62,7 @@ def _cast(gradient: Tensor, like: Tensor) -> Tensor:
 
 
 @custom_op("infsa::pure_chunked", mutates_args=())
-@_without_autocast
+@without_autocast
 def pure_chunked(
     q: Tensor,
     k: Tensor,
@@ -90,11 +79,11 @@ def pure_chunked(
 ) -> tuple[Tensor, Tensor]:
     """Ẑ = Â v and the size that divided each row; ``causal`` is "no", "yes" or "auto"."""
     matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, norm, dropout_p, seed)
-    return chunked_pure.diffuse(matrix, v, _prefix(q, attn_mask, causal), eps)
+    return chunked.diffuse(matrix, v, _prefix(q, attn_mask, causal), eps)
 
 
 @custom_op("infsa::pure_chunked_backward", mutates_args=())
-@_without_autocast
+@without_autocast
 def pure_chunked_backward(
     grad: Tensor,
     q: Tensor,
@@ -116,11 +105,11 @@ def pure_chunked_backward(
     """dQ, dK, dV and the additive mask's gradient."""
     matrix = _matrix(q, k, key_mask, query_mask, attn_mask, activation, causal, norm, dropout_p, seed)
     prefix = _prefix(q, attn_mask, causal)
-    return chunked_pure.gradients(matrix, v, grad, z, size, prefix, eps, mask_needs_grad)
+    return chunked.gradients(matrix, v, grad, z, size, prefix, eps, mask_needs_grad)
 
 
 @custom_op("infsa::pure_resolvent", mutates_args=())
-@_without_autocast
+@without_autocast
 def pure_resolvent(
     q: Tensor,
     k: Tensor,
@@ -137,12 +126,12 @@ def pure_resolvent(
     """Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length, and the size of each row."""
     dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
     matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal, norm)
-    z, size = chunked_resolvent.resolvent(matrix, v.double(), gamma.double(), prefix, eps, _accuracy(dtype))
+    z, size = solving.resolvent(matrix, v.double(), gamma.double(), prefix, eps, _accuracy(dtype))
     return z.to(dtype), size.to(dtype)
 
 
 @custom_op("infsa::pure_resolvent_backward", mutates_args=())
-@_without_autocast
+@without_autocast
 def pure_resolvent_backward(
     grad: Tensor,
     q: Tensor,
@@ -164,49 +153,10 @@ def pure_resolvent_backward(
     dtype, prefix = accumulation_dtype(q.dtype), _prefix(q, attn_mask, causal)
     matrix = _matrix(q.double(), k.double(), key_mask, query_mask, attn_mask, activation, causal, norm)
     grad, v, gamma, z, size = (x.double() for x in (grad, v, gamma, z, size))
-    adjoint = chunked_resolvent.resolvent_back(matrix, grad, gamma, size, prefix, eps, _accuracy(dtype))
-    gradients = chunked_pure.gradients(matrix, v + gamma * z, adjoint, z, size, prefix, eps, mask_needs_grad)
+    adjoint = solving.resolvent_back(matrix, grad, gamma, size, prefix, eps, _accuracy(dtype))
+    gradients = chunked.gradients(matrix, v + gamma * z, adjoint, z, size, prefix, eps, mask_needs_grad)
     dq, dk, dv, dmask = (gradient.to(dtype) for gradient in gradients)
     return dq, dk, dv, dmask
-
-
-@custom_op("infsa::linear_energy_sums", mutates_args=())
-@_without_autocast
-def linear_energy_sums(q: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    """Σ e and Σ e q, per group of tokens: (B, H, count), (B, H, count, d)."""
-    total, _, vectors = chunked_linear.energy_sums(q, groups, count)
-    return total, vectors
-
-
-@custom_op("infsa::linear_energy_sums_backward", mutates_args=())
-@_without_autocast
-def linear_energy_sums_backward(
-    grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups: Tensor | None, count: int
-) -> Tensor:
-    """dq."""
-    return chunked_linear.energy_gradient(grad_total, grad_vectors, q, groups, count)
-
-
-@custom_op("infsa::linear_score_sums", mutates_args=())
-@_without_autocast
-def linear_score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, ΣS and ΣSv: (B, H, m), (B, H, m), (B, H, m, dv)."""
-    return chunked_linear.score_sums(central, k, v, activation)
-
-
-@custom_op("infsa::linear_score_sums_backward", mutates_args=())
-@_without_autocast
-def linear_score_sums_backward(
-    grad_absolute: Tensor,
-    grad_signed: Tensor,
-    grad_vectors: Tensor,
-    central: Tensor,
-    k: Tensor,
-    v: Tensor,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the central queries, keys and values."""
-    return chunked_linear.score_gradients(grad_absolute, grad_signed, grad_vectors, central, k, v, activation)
 
 
 # What the compiler needs to know: output shapes and types.
@@ -230,30 +180,6 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
 @pure_resolvent_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(_like_gradients(q, k, v, attn_mask=rest[2], wanted=rest[-1]))
-
-
-@linear_energy_sums.register_fake
-def _(q: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    total = q.new_empty(q.shape[0], q.shape[1], count, dtype=accumulation_dtype(q.dtype))
-    return total, total.new_empty(*total.shape, q.shape[3])
-
-
-@linear_energy_sums_backward.register_fake
-def _(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, *_: Any) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@linear_score_sums.register_fake
-def _(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    total = k.new_empty(central.shape[:3], dtype=accumulation_dtype(k.dtype))
-    return total, torch.empty_like(total), total.new_empty(*total.shape, v.shape[3])
-
-
-@linear_score_sums_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    central, k, v = args[3:6]
-    dcentral = central.new_empty(central.shape, dtype=accumulation_dtype(k.dtype))
-    return dcentral, k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 # Autograd: each forward keeps its inputs and small results, each backward is one more operator.
@@ -294,34 +220,6 @@ def _resolvent_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     return _cast(dq, q), _cast(dk, k), _cast(dv, v), _cast(dgamma, gamma), None, None, dmask, *(None,) * 4
 
 
-def _save_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, groups, ctx.count = inputs
-    ctx.save_for_backward(q, groups)
-
-
-def _energy_backward(ctx: Any, grad_total: Tensor, grad_vectors: Tensor) -> tuple[Any, ...]:
-    q, groups = ctx.saved_tensors
-    return linear_energy_sums_backward(grad_total, grad_vectors, q, groups, ctx.count), None, None
-
-
-def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.activation = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _scores_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    central, k, v = ctx.saved_tensors
-    dcentral, dk, dv = linear_score_sums_backward(*grads, central, k, v, ctx.activation)
-    return _cast(dcentral, central), dk, dv, None
-
-
 register_autograd("infsa::pure_chunked", _pure_backward, setup_context=_save_pure)
 register_autograd("infsa::pure_resolvent", _resolvent_backward, setup_context=_save_resolvent)
-register_autograd("infsa::linear_energy_sums", _energy_backward, setup_context=_save_energy)
-register_autograd("infsa::linear_score_sums", _scores_backward, setup_context=_save_scores)
-refuse_second_derivatives(
-    "infsa::pure_chunked_backward",
-    "infsa::pure_resolvent_backward",
-    "infsa::linear_energy_sums_backward",
-    "infsa::linear_score_sums_backward",
-)
+refuse_second_derivatives("infsa::pure_chunked_backward", "infsa::pure_resolvent_backward")

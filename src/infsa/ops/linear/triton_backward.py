@@ -1,4 +1,4 @@
-"""The way back from pooled values to tokens and projections: what each launch of ``pooled_values`` pulls on its inputs.
+"""The way back from pooled values to tokens and projections: what the kernels of ``triton_forward`` pull back.
 
 With g = ∂L/∂(γ Σ a v), g' = γ g / (Σ|S| + ε), r = W_Vᵀ g' (a row per head) and m = b_V · g':
 
@@ -6,7 +6,8 @@ With g = ∂L/∂(γ Σ a v), g' = γ g / (Σ|S| + ε), r = W_Vᵀ g' (a row per
     draw = dS φ'        du = Σ draw x        do = Σ draw        dq̄ = W_K du + b_K do
     dx = draw u + S r + dq W_Q        dW_V = g' Pᵀ        dW_K = q̄ duᵀ
 
-The two terms of dS nearly cancel, so both are computed with r as it was rounded.
+The two terms of dS nearly cancel, so both are computed with r as it was rounded. r, m and all that follows from them
+(draw, du, do) are kept divided by ρ, a power of two close to ‖g'‖; only what is added to dx is not.
 """
 
 # ruff: noqa: ANN001, ANN201
@@ -15,8 +16,20 @@ The two terms of dS nearly cancel, so both are computed with r as it was rounded
 import triton
 import triton.language as tl
 
-from ..triton.parts import COUNTS, GELU, RELU, edges_and_pulled, product, real_tokens, rounded, wide
-from .pooled_values import head_sum, times
+from ..triton.parts import (
+    COUNTS,
+    GELU,
+    RELU,
+    edges_and_pulled,
+    head_start,
+    power_of_two_below,
+    product,
+    query_gradient,
+    real_tokens,
+    rounded,
+    wide,
+)
+from .triton_forward import columns, head_sum, times
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -44,14 +57,15 @@ def row_kernel(
     LEARNED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """For a few images and one head: u and r in ``rows`` (B, 2H, D), g' in ``scaled``; in ``pulls`` (3, B, H) what dS
-    adds to x · r, as it is and by the sign of S, and the pull on γ."""
+    """For a few images and one head: r, ρ u and ρ r in ``rows`` (B, 3H, D), g' in ``scaled``; in ``pulls`` (4, B, H)
+    what dS adds to x · r, as it is and by the sign of S, the pull on γ, and ρ."""
     head = tl.program_id(0) % heads
     image = tl.program_id(0) // heads * IMAGES + tl.arange(0, IMAGES)
     exists = image < items // heads
     place = wide(image) * heads + head
     mass = tl.load(numbers_ptr + 2 * items + place, mask=exists, other=0.0)
     scale = tl.load(numbers_ptr + 3 * items + place, mask=exists, other=1.0)
+    small = eps / tl.load(numbers_ptr + 4 * items + place, mask=exists, other=1.0)
     if LEARNED:
         gamma = tl.load(gamma_ptr + head)
     inside = tl.arange(0, PADDED)
@@ -60,11 +74,14 @@ def row_kernel(
     of_row = place[:, None] * WIDTH + inside[None, :]
     grad = tl.load(grad_ptr + of_row, mask=known, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
     tl.store(scaled_ptr + of_row, gamma * grad, mask=known)
+    unit = power_of_two_below(tl.sqrt(tl.sum(gamma * grad * gamma * grad, 1)))
+    factor = gamma / unit
     on_mass = tl.zeros([IMAGES], dtype=tl.float32)
     if BIASED:
         b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
         on_mass = tl.sum(grad * b[None, :], 1)
-    kept = rows_ptr + (wide(image) * 2 * heads + head)[:, None] * DIM
+    kept = rows_ptr + (wide(image) * 3 * heads + head)[:, None] * DIM
+    further = wide(heads) * DIM
     exact = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     nearly = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     for start in tl.range(0, DIM, BLOCK_D):
@@ -75,18 +92,23 @@ def row_kernel(
         spot = place[:, None] * DIM + channel[None, :]
         pooled = tl.load(pooled_ptr + spot, mask=mask, other=0.0)
         pull = times(grad, w)
-        near = rounded(gamma * pull, rows_ptr.dtype.element_ty)
-        tl.store(kept + channel[None, :], tl.load(u_ptr + spot, mask=mask, other=0.0), mask=mask)
-        tl.store(kept + wide(heads) * DIM + channel[None, :], near, mask=mask)
+        near = rounded(factor[:, None] * pull, rows_ptr.dtype.element_ty)
+        tl.store(kept + channel[None, :], near, mask=mask)
+        near = near.to(tl.float32)
+        u = unit[:, None] * tl.load(u_ptr + spot, mask=mask, other=0.0).to(tl.float32)
+        tl.store(kept + further + channel[None, :], rounded(u, rows_ptr.dtype.element_ty), mask=mask)
+        r = rounded(unit[:, None] * near, rows_ptr.dtype.element_ty)
+        tl.store(kept + 2 * further + channel[None, :], r, mask=mask)
         exact += pull * pooled
-        nearly += near.to(tl.float32) * pooled
+        nearly += near * pooled
     tl.store(pulls_ptr + 2 * items + place, tl.sum(exact, 1) + mass * on_mass, mask=exists)
-    on_mass *= gamma
+    tl.store(pulls_ptr + 3 * items + place, unit, mask=exists)
+    on_mass *= factor
     if ACTIVATION == GELU:
         tl.store(pulls_ptr + place, on_mass, mask=exists)
         tl.store(pulls_ptr + items + place, -(tl.sum(nearly, 1) + mass * on_mass) / scale, mask=exists)
     else:
-        tl.store(pulls_ptr + place, (eps * on_mass - tl.sum(nearly, 1)) / scale, mask=exists)
+        tl.store(pulls_ptr + place, (small * on_mass - tl.sum(nearly, 1)) / scale, mask=exists)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -120,7 +142,10 @@ def edge_gradient_kernel(
     if ACTIVATION != RELU:
         offset = tl.load(numbers_ptr + items + of_head, mask=head < heads, other=0.0)
     if ACTIVATION == GELU:
+        unit = tl.load(numbers_ptr + 4 * items + of_head, mask=head < heads, other=1.0)
         on_absolute = tl.load(pulls_ptr + items + of_head, mask=head < heads, other=0.0)
+    else:
+        unit = 1.0 + tl.zeros([BLOCK_H], dtype=tl.float32)
     sums = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
     for start in tl.range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
@@ -135,7 +160,7 @@ def edge_gradient_kernel(
             raw = tl.load(raw_ptr + spot, mask=exists, other=0.0).to(tl.float32) + offset[None, :]
         if ACTIVATION == GELU:
             pull += tl.where(raw < 0, -on_absolute[None, :], on_absolute[None, :])
-        _, draw = edges_and_pulled(raw, 1.0, pull, 0.0, ACTIVATION)
+        _, draw = edges_and_pulled(raw, unit[None, :], pull, 0.0, ACTIVATION)
         draw = rounded(tl.where(real[:, None], draw, 0.0), both_ptr.dtype.element_ty)
         spot = both_ptr + of_token[:, None] * (2 * heads) + head[None, :]
         tl.store(spot, draw, mask=exists)
@@ -150,10 +175,12 @@ def central_gradient_kernel(
     sums_ptr,
     central_ptr,
     numbers_ptr,
+    pulls_ptr,
     w_ptr,
     b_ptr,
     on_vectors_ptr,
     on_totals_ptr,
+    scaled_ptr,
     heads,
     items,
     splits,
@@ -164,7 +191,7 @@ def central_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """The pulls on Σ e q and on Σ e of one image and head; in ``on_totals`` (2, B, H) the latter, and do."""
+    """The pulls on Σ e q and on Σ e of one image and head; in ``on_totals`` (2, B, H) the latter, and do; ρ q̄."""
     place = tl.program_id(0)
     batch, head = place // heads, place % heads
     on_offset = head_sum(sums_ptr, batch, head, heads, splits, BLOCK)
@@ -179,10 +206,13 @@ def central_gradient_kernel(
     on_central = tl.sum(products, 1)
     if BIASED:
         on_central += on_offset * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
-    on_central /= tl.load(numbers_ptr + place)
-    central = tl.load(central_ptr + wide(place) * WIDTH + inside, mask=inside < WIDTH, other=0.0)
-    tl.store(on_vectors_ptr + wide(place) * WIDTH + inside, on_central, mask=inside < WIDTH)
-    tl.store(on_totals_ptr + place, -tl.sum(on_central * central, 0))
+    unit, scale = tl.load(numbers_ptr + 4 * items + place), tl.load(pulls_ptr + 3 * items + place)
+    on_central *= scale / unit / tl.load(numbers_ptr + place)
+    of_row = wide(place) * WIDTH + inside
+    central = tl.load(central_ptr + of_row, mask=inside < WIDTH, other=0.0)
+    tl.store(on_vectors_ptr + of_row, on_central, mask=inside < WIDTH)
+    tl.store(scaled_ptr + of_row, scale * central, mask=inside < WIDTH)
+    tl.store(on_totals_ptr + place, -tl.sum(on_central * central, 0) * unit)
     tl.store(on_totals_ptr + items + place, on_offset)
 
 
@@ -240,3 +270,43 @@ def weight_kernel(
         if ADDED:
             db += tl.load(bias_ptr + row, mask=mask, other=0.0)
         tl.store(db_ptr + row, rounded(db, db_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def query_gradient_kernel(
+    q_ptr,
+    mask_ptr,
+    grad_total_ptr,
+    grad_vectors_ptr,
+    dq_ptr,
+    stride_b,
+    stride_n,
+    heads,
+    n,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """dq of a block of tokens and heads; dq (B, N, H · WIDTH) has no gaps."""
+    head_blocks, blocks = tl.cdiv(heads, BLOCK_H), tl.cdiv(n, BLOCK_N)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H
+    place = tl.program_id(0) // head_blocks
+    batch, token = place // blocks, place % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    offset, exists = columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
+    base = head_start(q_ptr, batch, 0, stride_b, 0)
+    real = real_tokens(mask_ptr, batch, token, n, MASKED)
+    q = tl.load(
+        base + wide(token)[:, None] * stride_n + offset[None, :], mask=real[:, None] & exists[None, :], other=0.0
+    )
+    q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
+    head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
+    spot = wide(batch) * heads + head
+    on_total = tl.load(grad_total_ptr + spot, mask=head < heads, other=0.0)
+    mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
+    on_vectors = tl.load(grad_vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
+    dq = tl.reshape(query_gradient(q, on_total, on_vectors), (BLOCK_N, BLOCK_H * PADDED))
+    row = dq_ptr + (wide(batch) * n + token)[:, None] * (heads * WIDTH)
+    dq = rounded(dq, dq_ptr.dtype.element_ty)
+    tl.store(row + offset[None, :], dq, mask=(token < n)[:, None] & exists[None, :])

@@ -1,9 +1,10 @@
-"""Linear-InfSA from tokens to pooled values, forward, in seven launches; three are the vendor's matrix products.
+"""Linear-InfSA from tokens to pooled values: the kernels around three matrix products, seven launches in all.
 
-In plain operations, what all tokens of an image share, a row per head, takes two dozen launches, which for short inputs
-are longer than the arithmetic. Sums over tokens are kept in float32; rows are rounded once.
+    x -> q, (Σ e, Σ e q), (q̄, u), x u, (S, Σ S), Sᵀ x, values
 
-``numbers`` (4, B, H) holds what each head of an image has one of: Σ e + ε, q̄ · b_K, Σ S and Σ|S| + ε.
+``numbers`` (5, B, H) holds what each head of an image has one of: Σ e + ε, o = q̄ · b_K, Σ S, Σ|S| + ε, and a power of
+two t close to ‖q̄‖. q̄, u, o and S are kept divided by t, and ε with them: a score is then as large as its key, so that
+float16 holds one where it holds the other. Sums over tokens are kept in float32, in one order; rows are rounded once.
 """
 
 # ruff: noqa: ANN001, ANN201
@@ -12,11 +13,73 @@ are longer than the arithmetic. Sums over tokens are kept in float32; rows are r
 import triton
 import triton.language as tl
 
-from ..triton.parts import COUNTS, GELU, edges, product, real_tokens, rounded, wide
+from ..triton.parts import (
+    COUNTS,
+    GELU,
+    edges,
+    head_start,
+    power_of_two_below,
+    product,
+    real_tokens,
+    rounded,
+    wide,
+)
 
-CHANNELS = 128  # of a token, per step
-TOKENS = 64  # per step over the scores
-PROGRAMS = 264  # that share the scores of a batch
+
+@triton.jit
+def columns(first_head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Where the channels of a block of heads lie in a row of queries, and which of them exist."""
+    column = tl.arange(0, BLOCK_H * PADDED)
+    offset = first_head * WIDTH + column
+    exists = offset < heads * WIDTH
+    if WIDTH != PADDED:
+        head, inside = first_head + column // PADDED, column % PADDED
+        offset, exists = head * WIDTH + inside, (head < heads) & (inside < WIDTH)
+    return offset, exists
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def span_kernel(
+    q_ptr,
+    mask_ptr,
+    total_ptr,
+    vectors_ptr,
+    stride_b,
+    stride_n,
+    heads,
+    n,
+    splits,
+    span,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Σ e and Σ e q of one span of tokens, for a block of heads."""
+    head_blocks = tl.cdiv(heads, BLOCK_H)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H
+    place = tl.program_id(0) // head_blocks
+    batch, first = place // splits, place % splits * span
+    last = tl.minimum(first + span, n)
+    offset, exists = columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
+    base = head_start(q_ptr, batch, 0, stride_b, 0)
+    row = tl.arange(0, BLOCK_N)
+    tile = row[:, None] * stride_n + offset[None, :]
+    totals = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
+    vectors = tl.zeros([BLOCK_N, BLOCK_H, PADDED], dtype=tl.float32)
+    for start in tl.range(first, last, BLOCK_N):
+        real = real_tokens(mask_ptr, batch, start + row, n, MASKED) & (start + row < last)
+        q = tl.load(base + wide(start) * stride_n + tile, mask=real[:, None] & exists[None, :], other=0.0)
+        q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
+        energy = tl.sqrt(tl.sum(q * q, 2))
+        totals += energy
+        vectors += q * energy[:, :, None]
+    head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
+    spot = wide(place) * heads + head
+    tl.store(total_ptr + spot, tl.sum(totals, 0), mask=head < heads)
+    mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
+    tl.store(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], tl.sum(vectors, 0), mask=mask)
 
 
 @triton.jit
@@ -49,7 +112,7 @@ def central_kernel(
     BLOCK_D: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε) and o = q̄ · b_K, of a few images and one head."""
+    """u = W_Kᵀ q̄ for a block of channels, q̄ = Σ e q / (Σ e + ε), o = q̄ · b_K and t, of a few images and one head."""
     head = tl.program_id(0) % heads
     image = tl.program_id(0) // heads * IMAGES + tl.arange(0, IMAGES)
     exists = image < items // heads
@@ -65,6 +128,8 @@ def central_kernel(
         vector += tl.load(vectors_ptr + spot[:, :, None] * WIDTH + inside[None, None, :], mask=mask, other=0.0)
     total = tl.sum(total, 1) + eps
     central = tl.sum(vector, 1) / total[:, None]  # (IMAGES, PADDED)
+    unit = power_of_two_below(tl.sqrt(tl.sum(central * central, 1)))
+    central /= unit[:, None]
     row = head * WIDTH + inside
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
@@ -79,6 +144,7 @@ def central_kernel(
             offset = tl.sum(central * b[None, :], 1)
         tl.store(numbers_ptr + place, total, mask=exists)
         tl.store(numbers_ptr + items + place, offset, mask=exists)
+        tl.store(numbers_ptr + 4 * items + place, unit, mask=exists)
         known = exists[:, None] & (inside < WIDTH)[None, :]
         tl.store(central_ptr + place[:, None] * WIDTH + inside[None, :], central, mask=known)
 
@@ -106,7 +172,9 @@ def edge_kernel(
     place = tl.program_id(0) // head_blocks
     batch, first = place // splits, place % splits * span
     last = tl.minimum(first + span, n)
-    offset = tl.load(numbers_ptr + items + wide(batch) * heads + head, mask=head < heads, other=0.0)
+    of_head = wide(batch) * heads + head
+    offset = tl.load(numbers_ptr + items + of_head, mask=head < heads, other=0.0)
+    unit = tl.load(numbers_ptr + 4 * items + of_head, mask=head < heads, other=1.0)
     sums = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
     absolute = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
     for start in tl.range(first, last, BLOCK_N):
@@ -115,7 +183,7 @@ def edge_kernel(
         spot = (wide(batch) * n + token)[:, None] * heads + head[None, :]
         exists = (token < last)[:, None] & (head < heads)[None, :]
         raw = tl.load(raw_ptr + spot, mask=exists, other=0.0).to(tl.float32) + offset[None, :]
-        s = rounded(tl.where(real[:, None], edges(raw, 1.0, ACTIVATION), 0.0), scores_ptr.dtype.element_ty)
+        s = rounded(tl.where(real[:, None], edges(raw, unit[None, :], ACTIVATION), 0.0), scores_ptr.dtype.element_ty)
         tl.store(scores_ptr + spot, s, mask=exists)
         s = tl.where(exists, s.to(tl.float32), 0.0)
         sums += s
@@ -165,9 +233,10 @@ def value_kernel(
     place = tl.program_id(0)
     batch, head = place // heads, place % heads
     mass = head_sum(sums_ptr, batch, head, heads, splits, BLOCK)
-    scale = mass + eps
+    small = eps / tl.load(numbers_ptr + 4 * items + place)
+    scale = mass + small
     if ACTIVATION == GELU:
-        scale = head_sum(sums_ptr + wide(items) * splits, batch, head, heads, splits, BLOCK) + eps
+        scale = head_sum(sums_ptr + wide(items) * splits, batch, head, heads, splits, BLOCK) + small
     tl.store(numbers_ptr + 2 * items + place, mass)
     tl.store(numbers_ptr + 3 * items + place, scale)
     inside = tl.arange(0, PADDED)

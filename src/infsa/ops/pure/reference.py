@@ -1,4 +1,4 @@
-"""The equations as written, dense and differentiable by autograd: the oracle of the other implementations.
+"""Pure InfSA as written, dense and differentiable by autograd: the oracle of the other implementations.
 
 Memory is N² in the number of tokens. Export (``torch.export``, ONNX) uses this path because it is made of
 plain tensor operations only.
@@ -9,9 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from .activation import ACTIVATIONS
-from .checks import accumulation_dtype, exporting
-from .masks import allowed_entries, forbids_future
+from ..activation import ACTIVATIONS
+from ..dtypes import accumulation_dtype
+from ..masks import allowed_entries, forbids_future
+from ..tracing import exporting
+from .rule import Rule
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -34,22 +36,9 @@ def row_norm(edges: Tensor, allowed: Tensor) -> Tensor:
     return safe_sqrt(squares * allowed.sum(-1, keepdim=True)).to(edges.dtype)
 
 
-def pure_weights(
-    q: Tensor,
-    k: Tensor,
-    *,
-    activation: str,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    causal: str,
-    norm: str,
-    eps: float,
-) -> tuple[Tensor, bool | Tensor]:
-    """Â = R / (‖R‖_F + ε), R = φ(q kᵀ / √d), in the accumulation dtype, (B, H, Nq, Nk), and where it is causal.
-
-    ``causal`` is "no", "yes" or "auto" (yes where the mask forbids the whole future).
-    """
+def pure_weights(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, bool | Tensor]:
+    """Â = R / (‖R‖_F + ε), R = φ(q kᵀ / √d), in the accumulation dtype, (B, H, Nq, Nk), and where it is causal."""
+    key_mask, query_mask, attn_mask, activation, causal, norm, eps = rule
     dtype = accumulation_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         scores = q.to(dtype) @ k.to(dtype).mT / math.sqrt(q.shape[-1])
@@ -103,50 +92,3 @@ def pure_diffusion(weights: Tensor, v: Tensor, gamma: Tensor, hops: float, prefi
         for _ in range(int(hops) - 1):
             z = step @ (v + z)
         return z
-
-
-def central_query(q: Tensor, groups: Tensor | None, count: int, eps: float) -> Tensor:
-    """q̄ = Σ e_i q_i / (Σ e_i + ε), e_i = ‖q_i‖, over all tokens or per group: (B, H, count, d)."""
-    q = q.to(accumulation_dtype(q.dtype))
-    energy = safe_sqrt(q.square().sum(-1))  # (B, H, N)
-    if groups is None:
-        member = energy.new_ones(1, 1, 1, q.shape[2])
-    else:
-        names = torch.arange(count, device=q.device)
-        member = (groups[:, None, None, :] == names[:, None]).to(q.dtype)  # (B or 1, 1, count, N)
-    weights = member * energy.unsqueeze(-2)
-    return weights @ q / (weights.sum(-1, keepdim=True) + eps)
-
-
-def centrality(central: Tensor, k: Tensor, activation: str, eps: float) -> Tensor:
-    """a_j = S_j / (Σ|S| + ε), S_j = φ(q̄ · k_j): (B, H, m, N)."""
-    scores = ACTIVATIONS[activation].value(central @ k.to(central.dtype).mT)
-    return scores / (scores.abs().sum(-1, keepdim=True) + eps)
-
-
-def linear_weights(
-    q: Tensor, k: Tensor, *, activation: str, groups: Tensor | None, count: int, iterations: int, eps: float
-) -> Tensor:
-    """The centrality vectors a after ``iterations`` rounds of q̄ ← Σ a_j q_j: (B, H, m, N)."""
-    with torch.autocast(q.device.type, enabled=False):
-        weights = centrality(central_query(q, groups, count, eps), k, activation, eps)
-        for _ in range(iterations - 1):
-            weights = centrality(weights @ q.to(weights.dtype), k, activation, eps)
-        return weights
-
-
-def energy_sums(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ e and Σ e q over the tokens, (..., N, d) -> (..., 1), (..., 1, d).
-
-    Products and sums, not matrix products: those would tie an exported program to one number of chunks.
-    """
-    q = q.to(accumulation_dtype(q.dtype))
-    energy = safe_sqrt(q.square().sum(-1, keepdim=True))
-    return energy.sum(-2), (energy * q).sum(-2, keepdim=True)
-
-
-def score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, ΣS and ΣSv, S_j = φ(q̄ · k_j), for one central query (..., 1, d): (..., 1), (..., 1), (..., 1, dv)."""
-    k, v = k.to(central.dtype), v.to(central.dtype)
-    scores = ACTIVATIONS[activation].value((central * k).sum(-1, keepdim=True))  # (..., N, 1)
-    return scores.abs().sum(-2), scores.sum(-2), (scores * v).sum(-2, keepdim=True)
