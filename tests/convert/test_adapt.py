@@ -187,17 +187,17 @@ def test_the_command(photos, monkeypatch, capsys, tmp_path):
     assert "agreement" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "colour=1"], "colour"),
-        (["--set", "size=8"], "option of its own"),
-        (["--set", "temperature=0"], "got 0"),
-        (["--layer-epochs", "-1"], "got -1"),
-    ],
-)
-def test_wrong_usage(arguments, message, monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "adapt", "deit_tiny_patch16_224", *arguments)
+WRONG = {
+    "--set colour=1": "colour",
+    "--set size=8": "option of its own",
+    "--set temperature=0": "got 0",
+    "--layer-epochs -1": "got -1",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_usage(words, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, "adapt", "deit_tiny_patch16_224", *words.split())
     assert code == 2
-    assert message in err
+    assert WRONG[words] in err
     assert err.count("\n") == 1

@@ -1,8 +1,5 @@
 """The adaptation benchmark's way to start small: the shipped weights in timm's model, and a part of a shard."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,16 +8,12 @@ from timm.models.vision_transformer import VisionTransformer
 
 import infsa
 from infsa.data import NpzShard
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "adaptation.py"
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("adaptation", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("adaptation")
 
 
 def test_the_shipped_weights_are_those_of_timms_model(benchmark):

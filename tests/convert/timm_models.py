@@ -82,6 +82,7 @@ class Queries(nn.Module):
 
 
 # name: builder, inputs, variants, attention layers
+HIERA = {"embed_dim": 16, "num_heads": 2, "num_classes": 5, "q_pool": 2}
 ARCHITECTURES = {
     "maxvit": (lambda: maxvit(window_size=(4, 4), grid_size=(4, 4)), lambda: image(32), PURE, 4),
     "maxvit, mlp positions": (
@@ -138,11 +139,8 @@ ARCHITECTURES = {
     "hiera": (
         lambda: hiera.Hiera(
             (32, 32),
-            embed_dim=16,
-            num_heads=2,
-            num_classes=5,
+            **HIERA,
             stages=(1, 1, 1),
-            q_pool=2,
             mask_unit_size=(4, 4),
             mask_unit_attn=(True, True, False),
         ),
@@ -152,11 +150,8 @@ ARCHITECTURES = {
     ),
     "hieradet": (
         lambda: hieradet_sam2.HieraDet(
-            embed_dim=16,
-            num_heads=2,
-            num_classes=5,
+            **HIERA,
             stages=(1, 2, 1),
-            q_pool=2,
             global_pos_size=(4, 4),
             window_spec=(4, 3, 2),
             global_att_blocks=(2,),

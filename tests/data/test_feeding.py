@@ -1,24 +1,19 @@
 """The feeding benchmark: its generated shard is a shard, and the document shows what was measured and nothing else."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infsa.data import NpzShard, Shapes
+from tests.scripts import BENCHMARKS, load_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPT, RESULT = ROOT / "benchmarks" / "feeding.py", ROOT / "benchmarks" / "results" / "feeding.json"
+RESULT = BENCHMARKS / "results" / "feeding.json"
 
 
 @pytest.fixture(scope="module")
 def feeding():
-    spec = importlib.util.spec_from_file_location("feeding", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("feeding")
 
 
 def test_the_generated_shard_holds_the_shapes(feeding, tmp_path):
@@ -31,7 +26,7 @@ def test_the_generated_shard_holds_the_shapes(feeding, tmp_path):
 
 
 def test_the_document_shows_the_measured_figures(feeding):
-    shown = (ROOT / "docs" / "data.md").read_text().split(feeding.MARKS[0])[1].split(feeding.MARKS[1])[0]
+    shown = (BENCHMARKS.parent / "docs" / "data.md").read_text().split(feeding.MARKS[0])[1].split(feeding.MARKS[1])[0]
     measured = feeding.table(json.loads(RESULT.read_text())) if RESULT.exists() else ""
     assert shown == measured
 

@@ -1,8 +1,8 @@
 """Replace the attention of existing models by InfSA, and say exactly what changed."""
 
 from .convert import convert, converted_layers, revert
-from .families import Family
-from .plan import ConversionPlan, LayerPlan, plan_conversion
+from .families import Family, LayerPlan
+from .plan import ConversionPlan, plan_conversion
 from .settings import Settings
 from .store import load_converted, open_model, save_converted
 

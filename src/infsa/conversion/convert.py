@@ -2,18 +2,17 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from .families import Family, families, family_named
-from .plan import LayerPlan, Patterns, plan_conversion
-from .rollback import Snapshot
+from .families import Family, LayerPlan, families, family_named
+from .plan import Patterns, plan_conversion
 from .settings import Settings
-from .surgery import can_unfold
+from .surgery import can_unfold, fold_rows, unfold_rows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,27 +45,27 @@ def convert(
         The converted model, of the same type.
 
     Example:
+        >>> import timm
         >>> model = infsa.convert(timm.create_model("deit_tiny_patch16_224"), "pure")
         >>> model(torch.randn(1, 3, 224, 224)).shape
         torch.Size([1, 1000])
     """
     plan = plan_conversion(model, variant, include=include, exclude=exclude, **settings)
     plan.check()
-    warning = plan.warning()
-    if warning:
+    if warning := plan.warning():
         warnings.warn(warning, stacklevel=3)
     layers = plan.chosen()
     for family in families():
         family.prepare(model)
-    changed = _changed(layers, plan.settings)
+    changed = _changed(layers) if plan.settings.level == "surgery" else set()
     before = {name: (tensor, tensor._version) for name, tensor in _tensors(model)}
-    snapshot = Snapshot(model, [before[name][0] for name in changed & before.keys()]) if inplace else None
+    snapshot = _Snapshot(model, [before[name][0] for name in changed & before.keys()]) if inplace else None
     target = model if inplace else copy.deepcopy(model)
     try:
         for layer in layers:
             _convert_layer(target, layer, plan.settings)
         for family in families():
-            family.finish(target, _of(family, layers), plan.settings)
+            family.finish(target, _of(family, layers))
         _verify(before, target, changed)
     except BaseException:
         if snapshot is not None:
@@ -91,7 +90,26 @@ def revert(model: Model) -> Model:
     for name, module in layers.items():
         if not can_unfold(module):
             raise ValueError(f"{name}: surgery replaced its projections, and the file it came from does not hold them")
-    _undo(model, layers)
+    plans = [replace(vars(module)["infsa_layer"], name=name) for name, module in layers.items()]
+    for family in families():
+        family.undo(model, _of(family, plans))
+    layer: Any
+    for plan, layer in zip(plans, layers.values(), strict=True):
+        family = family_named(plan.family)
+        family.revert(layer)
+        if layer.infsa_settings.level == "surgery":
+            unfold_rows(layer, family.fused)
+        del layer.infsa_layer, layer.infsa_settings
+    return model
+
+
+def convert_as_noted(model: nn.Module, layers: dict[str, dict[str, Any]]) -> nn.Module:
+    """Convert layers in place, each with the settings that a file notes for it."""
+    groups: dict[Settings, list[str]] = {}
+    for name, fields in layers.items():
+        groups.setdefault(Settings.saved(fields), []).append(name)
+    for settings, names in groups.items():
+        convert(model, include=names, inplace=True, **settings.as_dict())
     return model
 
 
@@ -107,20 +125,13 @@ def converted_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def _convert_layer(model: nn.Module, layer: LayerPlan, settings: Settings) -> None:
     module: Any = model.get_submodule(layer.name)
+    family = family_named(layer.family)
     if settings.variant == "pure":
         settings = replace(settings, norm=layer.norm)
     module.infsa_layer, module.infsa_settings = layer, settings
-    family_named(layer.family).convert(module, layer, settings)
-
-
-def _undo(model: nn.Module, layers: dict[str, nn.Module]) -> None:
-    plans = [replace(vars(module)["infsa_layer"], name=name) for name, module in layers.items()]
-    for family in families():
-        family.undo(model, _of(family, plans))
-    module: Any
-    for layer, module in zip(plans, layers.values(), strict=True):
-        family_named(layer.family).revert(module, layer, module.infsa_settings)
-        del module.infsa_layer, module.infsa_settings
+    if settings.level == "surgery":
+        fold_rows(module, family.fused, layer.heads)
+    family.convert(module, layer, settings)
 
 
 def _of(family: Family, layers: list[LayerPlan]) -> list[LayerPlan]:
@@ -132,13 +143,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _changed(layers: list[LayerPlan], settings: Settings) -> set[str]:
-    """The tensors whose values a conversion may change."""
-    return {
-        f"{layer.name}.{name}".lstrip(".")
-        for layer in layers
-        for name in family_named(layer.family).changed(layer, settings)
-    }
+def _changed(layers: list[LayerPlan]) -> set[str]:
+    """The tensors whose values surgery changes."""
+    return {f"{layer.name}.{part}".lstrip(".") for layer in layers for part in family_named(layer.family).fused}
 
 
 def _verify(before: dict[str, tuple[Tensor, int]], model: nn.Module, changed: set[str]) -> None:
@@ -162,3 +169,32 @@ def _same(old: Tensor, version: int, new: Tensor) -> bool:
 def _bits(x: Tensor) -> Tensor:
     """Plain numbers to compare, with NaN equal to itself."""
     return torch.nan_to_num(x.detach()) if x.is_floating_point() else x.detach()
+
+
+class _Snapshot:
+    """A model as it was: classes and attributes of its modules and configurations, values of some of its tensors.
+
+    Tensors that are not named keep their values by themselves; they are held, not copied.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Iterable[Tensor]) -> None:
+        configs = (vars(module).get("config") for module in model.modules())
+        holders = [*model.modules(), *(config for config in configs if hasattr(config, "__dict__"))]
+        unique = {id(held): held for held in holders}.values()
+        self._objects = [(held, held.__class__, dict(vars(held))) for held in unique]
+        inner = (value for _, _, state in self._objects for value in state.values() if isinstance(value, dict))
+        self._dictionaries = [(value, dict(value)) for value in inner]  # hooks keep a reference to theirs
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Make the model what it was."""
+        for dictionary, content in self._dictionaries:
+            dictionary.clear()
+            dictionary.update(content)
+        for held, kind, state in self._objects:
+            held.__class__ = kind
+            vars(held).clear()
+            vars(held).update(state)
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)

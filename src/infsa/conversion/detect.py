@@ -32,6 +32,20 @@ _KERNEL = re.compile(
 _PRODUCTS = frozenset(["matmul", "bmm", "baddbmm", "einsum", "tensordot", "mm"])
 _DEPTH = 64  # functions read per class, at most
 _READ: WeakKeyDictionary[type[nn.Module], tuple[frozenset[str], int]] = WeakKeyDictionary()
+_NAME = re.compile(r"attention|attn", re.IGNORECASE)
+_PARTS = frozenset(
+    ["qkv", "q_proj", "query", "to_q", "to_qkv", "in_proj_weight", "c_attn", "Wqkv", "query_key_value", "attn_drop"]
+)
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether a module that no adapter knows has the name or the parts of an attention layer."""
+    return bool(_NAME.search(type(module).__name__)) or has_parts(module)
+
+
+def has_parts(module: nn.Module) -> bool:
+    """Whether a module itself, not one inside it, has the projections of an attention layer."""
+    return not _PARTS.isdisjoint({*dict(module.named_children()), *dict(module.named_parameters(recurse=False))})
 
 
 def signs_in_names(module: nn.Module) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..models.header import FLAG, LARGEST_ENTRY, Header, brief, parse, permitted, read_header
 from ..models.weights import WEIGHTS, check_inside
-from .permitted import SETTINGS, TABLE
+from .permitted import TABLE, check_layers
 from .permitted_fields import config_class, has_layers, permitted_fields
 
 INDEX = f"{WEIGHTS}.index.json"
@@ -56,8 +56,7 @@ def _notes(asked: Any, where: str) -> Any:
     if asked is None:
         return None
     notes = permitted(asked, NOTES, f"{where}: infsa")
-    for name, fields in notes.get("layers", {}).items():
-        permitted(fields, SETTINGS, f"{where}: layer {brief(name)}")
+    check_layers(notes.get("layers", {}), where)
     return notes
 
 

@@ -90,30 +90,35 @@ TORCHVISION = {
 }
 
 
+RULES = {"timm": TIMM, "torchvision": TORCHVISION}
+
+
 def permitted_facts(asked: Any, where: str) -> dict[str, Any]:
     """What a file says of the conversion, if it says no more than it may."""
     facts = {"source": "", "options": {}, "buffers": {}, **permitted(asked, FACTS, where)}
     if not facts.get("layers"):
         raise ValueError(f"{where} must name the converted layers, got {brief(facts.get('layers'))}")
-    for name, fields in facts["layers"].items():
-        permitted(fields, SETTINGS, f"{where}: layer {brief(name)}")
+    check_layers(facts["layers"], where)
     permitted(facts["buffers"], dict.fromkeys(facts["buffers"], one_of(*DTYPES)), f"{where}: buffers")
     return facts
 
 
-def check_source(source: str, options: dict[str, Any], where: str) -> None:
-    """Refuse a source that is not an architecture which its library brings along, and options that are none of
-    sizes.
-    """
-    library, _, name = source.partition(":") if ":" in source else ("timm", "", source)
-    if library == "timm" and _is_timm(name):
-        permitted(options, TIMM, where)
-    elif library == "torchvision" and _is_torchvision(name):
-        permitted(options, TORCHVISION, where)
-    elif library == "hf" and (config := _config_class(name)) is not None:
-        from .permitted_fields import permitted_fields
+def check_layers(layers: dict[str, Any], where: str) -> None:
+    """Refuse layers with settings that :func:`infsa.convert` does not take."""
+    for name, fields in layers.items():
+        permitted(fields, SETTINGS, f"{where}: layer {brief(name)}")
 
+
+def check_source(source: str, options: dict[str, Any], where: str) -> None:
+    """Refuse a source that is no architecture which its library brings along, and options that are none of sizes."""
+    from .permitted_fields import config_class, has_layers, permitted_fields
+
+    library, _, name = source.partition(":") if ":" in source else ("timm", "", source)
+    config = config_class(name) if library == "hf" else None
+    if config is not None and has_layers(config):
         permitted_fields(options, config, where)
+    elif library in RULES and is_architecture(library, name):
+        permitted(options, RULES[library], where)
     else:
         raise ValueError(
             f"{where} asks for the source {brief(source)}, which a file may not choose: "
@@ -121,20 +126,12 @@ def check_source(source: str, options: dict[str, Any], where: str) -> None:
         )
 
 
-def _is_timm(name: str) -> bool:
-    import timm
+def is_architecture(library: str, name: Any) -> bool:
+    """Whether timm or torchvision has an architecture of this name."""
+    if library == "timm":
+        import timm
 
-    return timm.is_model(name)
-
-
-def _is_torchvision(name: str) -> bool:
+        return isinstance(name, str) and timm.is_model(name)
     from torchvision.models import list_models  # type: ignore[import-untyped]
 
     return name in list_models()
-
-
-def _config_class(name: str) -> Any:
-    from .permitted_fields import config_class, has_layers
-
-    config = config_class(name)
-    return config if config is not None and has_layers(config) else None

@@ -1,13 +1,15 @@
 """What a file may choose of a Hugging Face configuration: plain values of fields that its class declares."""
 
 import dataclasses
+import functools
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..models.header import FLAG, NONE, Rule, brief, either, number, one_of, permitted, some, whole
-from .permitted import DTYPES
+from .permitted import DTYPES, is_architecture
 
 # Never a file's to choose: where weights, code and data come from, and what runs in a layer's place
 NEVER = re.compile(
@@ -23,20 +25,19 @@ PLAIN = Rule(
     "a number up to 16777216, a word, true, false, null, or a list of those",
     lambda value: SCALAR.fits(value) or SCALARS.fits(value) or LISTS.fits(value),
 )
-TABLE = Rule(
-    "a table of at most 262144 plain values",
-    lambda value: isinstance(value, dict) and len(value) <= 1 << 18 and all(map(PLAIN.fits, value.values())),
-)
-TABLES = Rule(
-    "a table of at most 1024 tables of plain values",
-    lambda value: isinstance(value, dict) and len(value) <= 1 << 10 and all(map(TABLE.fits, value.values())),
-)
-LABELS = Rule(
-    "a table of at most 262144 labels",
-    lambda value: (
-        isinstance(value, dict) and len(value) <= 1 << 18 and all(isinstance(v, str | int) for v in value.values())
-    ),
-)
+
+
+def _table(most: int, entries: str, fits: Callable[[Any], bool]) -> Rule:
+    """A table of at most so many entries that all fit."""
+    return Rule(
+        f"a table of at most {most} {entries}",
+        lambda value: isinstance(value, dict) and len(value) <= most and all(map(fits, value.values())),
+    )
+
+
+TABLE = _table(1 << 18, "plain values", PLAIN.fits)
+TABLES = _table(1 << 10, "tables of plain values", TABLE.fits)
+LABELS = _table(1 << 18, "labels", lambda value: isinstance(value, str | int))
 DTYPE = either(one_of(*DTYPES), NONE)
 SPECIAL = {
     "_remove_final_layer_norm": FLAG,
@@ -113,11 +114,5 @@ def _rules(config: Any) -> dict[str, Rule]:
     declared = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     rules = {name: PLAIN for name in declared if not NEVER.search(name)} | SPECIAL
     if config.model_type == "timm_backbone":
-        rules["backbone"] = Rule("a model of timm", _is_timm)
+        rules["backbone"] = Rule("a model of timm", functools.partial(is_architecture, "timm"))
     return rules | ROTARY if "rope_parameters" in declared else rules
-
-
-def _is_timm(value: Any) -> bool:
-    import timm
-
-    return isinstance(value, str) and timm.is_model(value)

@@ -1,75 +1,17 @@
 """What will happen to each attention layer of a model, before anything happens."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
 
-from .detect import is_gate, signs_in_code, signs_in_names
-from .families import Family, families, has_parts, looks_like_attention
+from .detect import has_parts, is_gate, looks_like_attention, signs_in_code, signs_in_names
+from .families import Action, LayerPlan, families, kind_of
 from .settings import Settings
 
-Action = Literal["convert", "keep", "refuse", "done"]
 Patterns = str | Sequence[str] | None
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One attention layer: what it is, what happens to it, and what cannot be preserved.
-
-    Attributes:
-        name: the module's name in the model, ``""`` for the model itself.
-        kind: its class.
-        family: the adapter that knows it; empty where none does.
-        action: ``"convert"``; ``"keep"`` (left alone on request); ``"refuse"`` (conversion would be wrong);
-            ``"done"`` (InfSA already).
-        reason: why it is kept or refused.
-        heads, key_heads: query heads, and key/value heads where queries share them.
-        width, head_width: D and d.
-        masks: the masks its calls can carry, in words.
-        causal: ``"no"``, ``"yes"`` or ``"by call"``.
-        rotary, qk_norm: whether queries and keys are rotated by position, normalised.
-        biases: biases of projections and scores, in words.
-        norm: the norm of Pure InfSA that it gets, ``"frobenius"`` or ``"row"``.
-        lost: what cannot be preserved, and why, one sentence each.
-        left: kept though nobody asked for it, because it only looks like attention; :func:`infsa.convert` warns.
-
-    Example:
-        >>> LayerPlan("blocks.0.attn", "timm.layers.attention.Attention", "timm", heads=3, width=192).action
-        'convert'
-    """
-
-    name: str
-    kind: str
-    family: str
-    action: Action = "convert"
-    reason: str = ""
-    heads: int = 0
-    key_heads: int = 0
-    width: int = 0
-    head_width: int = 0
-    masks: str = "none"
-    causal: str = "no"
-    rotary: bool = False
-    qk_norm: bool = False
-    biases: str = "none"
-    norm: Literal["frobenius", "row"] = "frobenius"
-    lost: tuple[str, ...] = ()
-    left: bool = False
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        families()  # a converted model that is unpickled in a new process finds its adapter in place
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as plain values, for JSON."""
-        return {**asdict(self), "lost": list(self.lost)}
-
-    def refused(self, reason: str) -> "LayerPlan":
-        """The same layer, refused: it loses nothing."""
-        return replace(self, action="refuse", reason=reason, lost=())
 
 
 @dataclass(frozen=True)
@@ -77,7 +19,9 @@ class ConversionPlan:
     """Every attention layer of a model and what :func:`infsa.convert` will do to it; ``print`` shows a table.
 
     Example:
-        >>> print(infsa.plan_conversion(timm.create_model("deit_tiny_patch16_224"), "pure"))
+        >>> plan = infsa.plan_conversion(torch.nn.TransformerEncoderLayer(64, 4), "pure")
+        >>> [(layer.name, layer.action, layer.norm) for layer in plan]
+        [('self_attn', 'convert', 'frobenius')]
     """
 
     settings: Settings
@@ -92,20 +36,16 @@ class ConversionPlan:
 
     def warning(self) -> str | None:
         """One line that names what looks like attention and stays as it is; None if nothing does."""
-        left = _grouped((f"({layer.kind}): {layer.reason}", layer) for layer in self.layers if layer.left)
-        named = "; ".join(f"{names} {reason}" for reason, names in left.items())
+        named = _named((f"({layer.kind}): {layer.reason}", layer) for layer in self.layers if layer.left)
         return f"not converted: {named}; exclude such layers to keep them without this warning" if named else None
 
     def check(self) -> None:
         """Raise unless the plan can be executed: no layer refused, at least one to convert."""
-        refused = _grouped((f"({layer.kind}): {layer.reason}", layer) for layer in self.chosen("refuse"))
-        if refused:
-            named = "; ".join(f"{names} {reason}" for reason, names in refused.items())
-            raise ValueError(f"cannot convert {named}; exclude such layers to keep them as they are")
+        if refused := _named((f"({layer.kind}): {layer.reason}", layer) for layer in self.chosen("refuse")):
+            raise ValueError(f"cannot convert {refused}; exclude such layers to keep them as they are")
         if not self.chosen():
-            found = _grouped((f"({layer.action}: {layer.reason})", layer) for layer in self.layers)
-            named = "; ".join(f"{names} {reason}" for reason, names in found.items())
-            raise ValueError(f"nothing to convert: the attention layers found are {named or 'none'}")
+            found = _named((f"({layer.action}: {layer.reason})", layer) for layer in self.layers)
+            raise ValueError(f"nothing to convert: the attention layers found are {found or 'none'}")
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON."""
@@ -139,11 +79,12 @@ def _grouped(notes: Iterable[tuple[str, LayerPlan]]) -> dict[str, str]:
     said: dict[str, list[str]] = {}
     for note, layer in notes:
         said.setdefault(note, []).append(layer.name or "the model")
-    return {note: _names(names) for note, names in said.items()}
+    few = {note: ", ".join(names) for note, names in said.items() if len(names) < 4}
+    return {note: few.get(note, f"{names[0]}, ..., {names[-1]} ({len(names)} layers)") for note, names in said.items()}
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]}, ..., {names[-1]} ({len(names)} layers)"
+def _named(notes: Iterable[tuple[str, LayerPlan]]) -> str:
+    return "; ".join(f"{names} {note}" for note, names in _grouped(notes).items())
 
 
 def _row(layer: LayerPlan, settings: Settings) -> dict[str, str]:
@@ -162,11 +103,6 @@ def _row(layer: LayerPlan, settings: Settings) -> dict[str, str]:
         "qk-norm": "yes" if layer.qk_norm else "no",
         "biases": layer.biases,
     }
-
-
-def kind_of(module: nn.Module) -> str:
-    """The full name of a module's class."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def plan_conversion(
@@ -188,8 +124,10 @@ def plan_conversion(
             ``chunk_size``, ``eps``, ``impl``; see :class:`infsa.conversion.Settings`.
 
     Example:
-        >>> model = torchvision.models.vit_b_16()
-        >>> print(infsa.plan_conversion(model, "linear", exclude="encoder.layers.encoder_layer_0.*"))
+        >>> model = torch.nn.TransformerDecoderLayer(64, 4)
+        >>> plan = infsa.plan_conversion(model, "linear", exclude="multihead_attn", chunk_size=16)
+        >>> {layer.name: layer.action for layer in plan}
+        {'self_attn': 'convert', 'multihead_attn': 'keep'}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -204,32 +142,27 @@ def plan_conversion(
 
 
 def _patterns(patterns: Patterns) -> tuple[str, ...] | None:
-    if patterns is None:
-        return None
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    return (patterns,) if isinstance(patterns, str) else None if patterns is None else tuple(patterns)
 
 
 def _select(layer: LayerPlan, include: Iterable[str] | None, exclude: Iterable[str] | None) -> LayerPlan:
     """Keep a layer that the patterns leave out."""
-    if layer.action == "done":
+    excluding = [pattern for pattern in exclude or () if fnmatchcase(layer.name, pattern)]
+    included = include is None or any(fnmatchcase(layer.name, pattern) for pattern in include)
+    if layer.action == "done" or (included and not excluding):
         return layer
-    for pattern in exclude or ():
-        if fnmatchcase(layer.name, pattern):
-            return replace(layer, action="keep", reason=f"excluded by {pattern!r}", lost=(), left=False)
-    if include is not None and not any(fnmatchcase(layer.name, pattern) for pattern in include):
-        return replace(layer, action="keep", reason="not included", lost=(), left=False)
-    return layer
+    reason = f"excluded by {excluding[0]!r}" if excluding else "not included"
+    return replace(layer, action="keep", reason=reason, lost=(), left=False)
 
 
 def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
     """Every attention layer, outermost first, in the order of the model; unknown ones as refused."""
-    adapters = families()
     known: dict[str, LayerPlan] = {}
     unknown: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if any(_inside(name, layer) for layer in known):
             continue
-        layer = _recognise(adapters, name, module, settings, model)
+        layer = _recognise(name, module, settings, model)
         if layer is not None:
             known[name] = layer
         elif looks_like_attention(module):
@@ -244,11 +177,9 @@ def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
 
 def _unknown(name: str, module: nn.Module) -> LayerPlan:
     """The plan for a layer with the name or the parts of attention: refused, unless it is a gate."""
-    if not has_parts(module) and is_gate(module):
-        return LayerPlan(
-            name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens"
-        )
-    return LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
+    if has_parts(module) or not is_gate(module):
+        return LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
+    return LayerPlan(name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens")
 
 
 def _guessed(model: nn.Module, known: dict[str, LayerPlan]) -> dict[str, LayerPlan]:
@@ -277,14 +208,12 @@ def _inside(name: str, parent: str) -> bool:
     return not parent or name == parent or name.startswith(f"{parent}.")
 
 
-def _recognise(
-    adapters: list[Family], name: str, module: nn.Module, settings: Settings, model: nn.Module
-) -> LayerPlan | None:
+def _recognise(name: str, module: nn.Module, settings: Settings, model: nn.Module) -> LayerPlan | None:
     done = getattr(module, "infsa_layer", None)
     if isinstance(done, LayerPlan):
         variant = module.infsa_settings.variant  # type: ignore[union-attr]
         return replace(done, name=name, action="done", reason=f"{variant} InfSA already; infsa.revert undoes it")
-    for family in adapters:
+    for family in families():
         layer = family.recognise(name, module, settings, model)
         if layer is not None:
             return layer if settings.norm == "auto" else replace(layer, norm=settings.norm)

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..nn.multihead import check_roles
-from ..ops.checks import check_activation, check_count, check_eps, check_gamma
+from ..nn.multihead import check_variant
+from ..ops.checks import check_activation, check_eps, check_gamma
 from ..ops.dispatch import check_impl
 
 Variant = Literal["pure", "linear"]
@@ -49,17 +49,11 @@ class Settings:
     impl: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.variant not in ("pure", "linear"):
-            raise ValueError(f"variant must be 'pure' or 'linear', got {self.variant!r}")
+        check_variant(self.variant, self.norm, self.pool_queries, self.chunk_size)
         if self.level not in ("swap", "surgery"):
             raise ValueError(f"level must be 'swap' or 'surgery', got {self.level!r}")
         if self.level == "surgery" and self.variant == "pure":
             raise ValueError("level='surgery' needs variant='linear': Pure InfSA has no pool-first form to fold into")
-        if self.chunk_size is not None:
-            if self.variant == "pure":
-                raise ValueError(f"chunk_size needs variant='linear', got chunk_size={self.chunk_size!r}")
-            check_count(self.chunk_size, "chunk_size")
-        check_roles(self.variant, self.norm, self.pool_queries)
         check_gamma(self.gamma)
         check_activation(self.activation)
         check_eps(self.eps)
@@ -75,6 +69,12 @@ class Settings:
         """
         older = {"norm": "frobenius"} if fields.get("variant", "pure") == "pure" else {}
         return cls(**{**older, **fields})
+
+    @property
+    def formula(self) -> dict[str, Any]:
+        """What the operators take of the settings, and their functions for weights too."""
+        norm = {"norm": "row" if self.norm == "row" else "frobenius"} if self.variant == "pure" else {}
+        return {"activation": self.activation, "eps": self.eps, **norm}
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain values, for JSON."""

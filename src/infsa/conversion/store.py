@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from ..files import write_atomically
 from ..models.header import Header, brief, read_header, read_tensors
-from ..models.trial import build_as_filed, misfits
+from ..models.trial import build_as_filed, check_fit
 from ..models.weights import weight_file
-from .convert import convert, converted_layers, revert
+from .convert import convert_as_noted, converted_layers, revert
 from .permitted import DTYPES, check_source, permitted_facts
-from .settings import Settings
 from .surgery import forget_rows
 
 LIBRARIES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
@@ -35,7 +34,8 @@ def open_model(
         options: for the model's constructor; for Hugging Face, fields of the configuration.
 
     Example:
-        >>> model = open_model("timm:deit_tiny_patch16_224", options={"num_classes": 10})
+        >>> open_model("timm:deit_tiny_patch16_224", options={"num_classes": 10}).num_classes
+        10
     """
     library, colon, own = name.partition(":")
     if not colon:
@@ -52,7 +52,9 @@ def open_model(
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
     if weights is not None:
-        _load(model, read_header(weight_file(weights)))
+        header = read_header(weight_file(weights))
+        check_fit(model, header)
+        model.load_state_dict(read_tensors(header.file))
     return model.eval()
 
 
@@ -107,12 +109,6 @@ def _class_of(config: Any) -> Any:
     return kind if fits else transformers.AutoModel
 
 
-def _load(model: nn.Module, header: Header) -> None:
-    if problems := misfits(model, header):
-        raise ValueError(f"the weights at {header.file} do not fit the model; {problems}")
-    model.load_state_dict(read_tensors(header.file))
-
-
 def save_converted(model: nn.Module, path: str | Path, source: str = "", options: dict[str, Any] | None = None) -> Path:
     """Write a converted model's weights into one safetensors file, with what each layer became.
 
@@ -120,7 +116,9 @@ def save_converted(model: nn.Module, path: str | Path, source: str = "", options
     name an architecture of a library and its sizes. Every tensor keeps its type.
 
     Example:
-        >>> save_converted(infsa.convert(model), "deit-pure.safetensors", "timm:deit_tiny_patch16_224")
+        >>> model = infsa.convert(open_model("timm:deit_tiny_patch16_224"))
+        >>> save_converted(model, "deit-pure.safetensors", "timm:deit_tiny_patch16_224").name
+        'deit-pure.safetensors'
     """
     model = getattr(model, "_orig_mod", model)  # behind torch.compile
     layers = {name: module.infsa_settings.as_dict() for name, module in converted_layers(model).items()}  # type: ignore
@@ -172,8 +170,9 @@ def load_converted(path: str | Path, model: nn.Module | None = None) -> nn.Modul
     changed in place, and stays as it is if the file does not fit.
 
     Example:
-        >>> model = load_converted("deit-pure.safetensors")
-        >>> model = load_converted("mine.safetensors", open_model("hf:NAME"))
+        >>> file = save_converted(infsa.convert(torch.nn.MultiheadAttention(16, 2)), "mine.safetensors")
+        >>> load_converted(file, torch.nn.MultiheadAttention(16, 2)).infsa_settings.variant
+        'pure'
     """
     header = read_header(weight_file(path))
     facts = _conversion(header)
@@ -182,32 +181,25 @@ def load_converted(path: str | Path, model: nn.Module | None = None) -> nn.Modul
         if not source:
             raise ValueError(f"{path} does not say which model it holds: give the model")
         check_source(source, options, header.where)
-        model = build_as_filed(lambda: _convert_as_noted(open_model(source, options=options), facts, header), header)
+        model = build_as_filed(lambda: _converted(open_model(source, options=options), facts, header), header)
         return _fill(model, facts, header)
     try:
-        return _fill(_convert_as_noted(model, facts, header), facts, header)
+        return _fill(_converted(model, facts, header), facts, header)
     except BaseException:
         if converted_layers(model):
             revert(model)
         raise
 
 
-def _convert_as_noted(model: nn.Module, facts: dict[str, Any], header: Header) -> nn.Module:
-    known = {name for name, _ in model.named_modules()}
-    groups: dict[Settings, list[str]] = {}
-    for name, fields in facts["layers"].items():
-        if name not in known:
-            raise ValueError(f"{header.where} names the layer {brief(name)}, which the model does not have")
-        groups.setdefault(Settings.saved(fields), []).append(name)
-    for settings, names in groups.items():
-        convert(model, include=names, inplace=True, **settings.as_dict())
-    return model
+def _converted(model: nn.Module, facts: dict[str, Any], header: Header) -> nn.Module:
+    for name in facts["layers"].keys() - dict(model.named_modules()).keys():
+        raise ValueError(f"{header.where} names the layer {brief(name)}, which the model does not have")
+    return convert_as_noted(model, facts["layers"])
 
 
 def _fill(model: nn.Module, facts: dict[str, Any], header: Header) -> nn.Module:
     """Give a converted model the file's tensors, and every tensor the type that it had when it was saved."""
-    if problems := misfits(model, header):
-        raise ValueError(f"the weights at {header.file} do not fit the model; {problems}")
+    check_fit(model, header)
     weights, own = read_tensors(header.file), dict(model.named_buffers())
     computed = own.keys() - weights.keys()
     if unknown := sorted(facts["buffers"].keys() - computed):
@@ -215,11 +207,8 @@ def _fill(model: nn.Module, facts: dict[str, Any], header: Header) -> nn.Module:
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensor.data = tensor.data.to(weights[name].dtype)
     for name in computed:
-        own[name].data = _as_saved(own[name], facts["buffers"].get(name))
+        dtype = DTYPES.get(facts["buffers"].get(name, ""), own[name].dtype)
+        own[name].data = own[name].data.to(dtype)
     model.load_state_dict(weights)
     forget_rows(model)
     return model
-
-
-def _as_saved(buffer: Tensor, dtype: str | None) -> Tensor:
-    return buffer.data if dtype is None else buffer.data.to(DTYPES[dtype])

@@ -48,18 +48,16 @@ def folding_note(matrix: Tensor, offset: Tensor | None, heads: int) -> str:
     return f"{note}, which changes the scores' form by {lost.mean():.0%} (Frobenius norm, mean over heads)"
 
 
-def fold_rows(module: Any, weight: str, bias: str, heads: int) -> None:
-    """Write the folded projection into the query and key rows of a fused (3 A, D) weight, and keep the rows replaced.
+def fold_rows(layer: nn.Module, fused: tuple[str, ...], heads: int) -> None:
+    """Write the folded projection into the query and key rows of a layer's fused (3 A, D) weight.
 
-    The rows replaced are kept in buffers outside the state dict, for :func:`unfold_rows`.
+    ``fused`` names the weight and its bias. The rows replaced are kept beside them, in buffers outside the state dict,
+    for :func:`unfold_rows`.
     """
-    matrix: nn.Parameter = getattr(module, weight)
-    offset: nn.Parameter | None = getattr(module, bias)
+    holder, matrix, offset = _parts(layer, fused)
     rows = 2 * matrix.shape[0] // 3
-    module.register_buffer("infsa_rows", matrix.detach()[:rows].clone(), persistent=False)
-    module.register_buffer(
-        "infsa_offsets", None if offset is None else offset.detach()[:rows].clone(), persistent=False
-    )
+    for name, tensor in (("infsa_rows", matrix), ("infsa_offsets", offset)):
+        holder.register_buffer(name, None if tensor is None else tensor.detach()[:rows].clone(), persistent=False)
     if matrix.device.type == "meta":
         return
     tied = fold(*split_rows(matrix, offset, heads))[0].flatten(0, 1).repeat(2, 1)
@@ -67,6 +65,13 @@ def fold_rows(module: Any, weight: str, bias: str, heads: int) -> None:
         matrix[:rows] = tied[:, : matrix.shape[1]]
         if offset is not None:
             offset[:rows] = tied[:, -1]
+
+
+def _parts(layer: nn.Module, fused: tuple[str, ...]) -> tuple[Any, Tensor, Tensor | None]:
+    """The module that holds a fused projection, its weight and its bias."""
+    (path, _, weight), (_, _, bias) = (name.rpartition(".") for name in fused)
+    holder = layer.get_submodule(path)
+    return holder, getattr(holder, weight), getattr(holder, bias)
 
 
 def forget_rows(model: nn.Module) -> None:
@@ -82,11 +87,12 @@ def can_unfold(model: nn.Module) -> bool:
     return all(rows is not None for rows in kept)
 
 
-def unfold_rows(module: Any, weight: str, bias: str) -> None:
+def unfold_rows(layer: nn.Module, fused: tuple[str, ...]) -> None:
     """Put the query and key rows back that :func:`fold_rows` replaced."""
-    rows = len(module.infsa_rows)
+    holder, matrix, offset = _parts(layer, fused)
+    rows = len(holder.infsa_rows)
     with torch.no_grad():
-        getattr(module, weight)[:rows] = module.infsa_rows
-        if module.infsa_offsets is not None:
-            getattr(module, bias)[:rows] = module.infsa_offsets
-    del module.infsa_rows, module.infsa_offsets
+        matrix[:rows] = holder.infsa_rows
+        if offset is not None:
+            offset[:rows] = holder.infsa_offsets
+    del holder.infsa_rows, holder.infsa_offsets

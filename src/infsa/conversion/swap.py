@@ -1,41 +1,49 @@
 """How a layer becomes InfSA in place: its class changes, its parameters stay."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..nn import Decay
 from ..nn.infsa import merge_heads
+from ..nn.masks import key_mask_only, padding_of, require_mutual
 from ..ops import linear_attention, pure_attention
-from .masks import key_mask_only, padding_of, require_mutual
-from .plan import LayerPlan
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .families import LayerPlan
 
 SHARED_NORM = (
     "masks other than padding and causal ones limit who attends to whom, but not the norm, which all share; those "
     "under which a token is seen by one that it may not see are refused"
 )
-ONE_NORM = "parts that a window shift brings together do not attend to each other, but share the norm of their window"
+NO_PAIRS = "Linear-InfSA scores no pairs of tokens, so a relative position bias would be dropped"
+
+TARGETS: dict[type[nn.Module], type["Swapped"]] = {}  # class of a library -> the class that its layers become
 
 
 class Swapped(nn.Module):
-    """What converted layers share; a subclass also inherits the class it takes the place of, its ``original``."""
+    """What converted layers share; the last base of a subclass is the class it takes the place of, its ``original``."""
 
     original: type[nn.Module]
-    infsa_layer: LayerPlan
+    infsa_layer: "LayerPlan"
     infsa_settings: Settings
     decay: Decay
     num_heads: int
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the parts of the original class
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        replaced: Any = cls.__bases__[-1]
+        if not issubclass(replaced, Swapped):
+            cls.original = replaced
+            TARGETS[replaced] = cls
+
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        dropout: float = 0.0,
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool = False, dropout: float = 0.0
     ) -> Tensor:
         """Self-attention by InfSA on q, k, v (B, H, N, d), joined: (B, N, H·d).
 
@@ -53,38 +61,17 @@ class Swapped(nn.Module):
 
     def pure(self, q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, **masks: Any) -> Tensor:
         """Pure InfSA with this layer's settings, joined: (B, N, H·d). More heads than γ has are taken in its rounds."""
-        gamma = self.decay()
+        gamma, settings = self.decay(), self.infsa_settings
         if isinstance(gamma, Tensor):
             gamma = gamma.repeat(q.shape[1] // self.num_heads)
-        settings = self.infsa_settings
-        z = pure_attention(
-            q,
-            k,
-            v,
-            gamma=gamma,
-            activation=settings.activation,
-            norm="row" if settings.norm == "row" else "frobenius",
-            eps=settings.eps,
-            dropout_p=dropout if self.training else 0.0,
-            impl=settings.impl,
-            **masks,
-        )
-        return merge_heads(z)
+        dropout_p = dropout if self.training else 0.0
+        options = {**settings.formula, "impl": settings.impl, **masks}
+        return merge_heads(pure_attention(q, k, v, gamma=gamma, dropout_p=dropout_p, **options))
 
     def linear(self, q: Tensor, k: Tensor, v: Tensor, **masks: Any) -> Tensor:
         """Linear-InfSA with this layer's settings, joined: (B, N, H·d)."""
-        settings = self.infsa_settings
-        z = linear_attention(
-            q,
-            k,
-            v,
-            gamma=self.decay(),
-            activation=settings.activation,
-            eps=settings.eps,
-            impl=settings.impl,
-            **masks,
-        )
-        return merge_heads(z).expand(-1, q.shape[2], -1)
+        options = {**self.infsa_settings.formula, "impl": self.infsa_settings.impl, **masks}
+        return merge_heads(linear_attention(q, k, v, gamma=self.decay(), **options)).expand(-1, q.shape[2], -1)
 
     def token_mask(self, tokens: Tensor, attn_mask: Tensor | None, is_causal: bool = False) -> Tensor | None:
         """The padding of a call as Linear-InfSA takes it, for tokens (B, ..., N, d); refuses any other mask."""
@@ -94,17 +81,17 @@ class Swapped(nn.Module):
         return key_mask_only(attn_mask, tokens.shape[0], tokens.shape[-2], name)
 
 
-def swap_class(module: Any, new: type[Swapped], heads: int, settings: Settings) -> None:
+def swap_class(module: Any, heads: int, settings: Settings) -> None:
     """Turn a module into its InfSA class and give it a decay."""
     module.decay = new_decay(module, heads, settings)
-    module.__class__ = new
+    module.__class__ = TARGETS[type(module)]
 
 
 def new_decay(module: nn.Module, heads: int, settings: Settings) -> Decay:
     """The decay of a layer, where its parameters are and of their type."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
-    place = {} if like is None else {"device": like.device, "dtype": like.dtype}
-    return Decay(heads, settings.gamma, settings.learn_gamma, **place).train(module.training)  # type: ignore[arg-type]
+    place: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
+    return Decay(heads, settings.gamma, settings.learn_gamma, **place).train(module.training)
 
 
 def restore_class(module: Any) -> None:

@@ -1,52 +1,35 @@
 """``torch.nn.MultiheadAttention`` as InfSA, and the decoder layer that tells it about its targets."""
 
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import MultiheadAttention
 from ..nn.infsa import merge_heads, scale_heads
+from ..nn.multihead import Call
 from ..ops import projected_values
 from ..ops.masks import forbids_future
-from .plan import LayerPlan
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .families import LayerPlan
 
 
 class SwappedMultiheadAttention(MultiheadAttention):
     """A ``torch.nn.MultiheadAttention`` that became InfSA in place; its errors name the layer."""
 
-    infsa_layer: LayerPlan
+    infsa_layer: "LayerPlan"
     infsa_settings: Settings
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        query_padding_mask: Tensor | None = None,
-        query_causal: bool | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    @wraps(MultiheadAttention.forward)
+    def forward(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
         """Attend as ``infsa.nn.MultiheadAttention`` does."""
-        options: dict[str, Any] = {
-            "key_padding_mask": key_padding_mask,
-            "need_weights": need_weights,
-            "attn_mask": attn_mask,
-            "average_attn_weights": average_attn_weights,
-            "is_causal": is_causal,
-            "query_padding_mask": query_padding_mask,
-            "query_causal": query_causal,
-        }
         if torch.compiler.is_compiling():
-            return super().forward(query, key, value, **options)
+            return super().forward(*arguments, **options)
         try:
-            return super().forward(query, key, value, **options)
+            return super().forward(*arguments, **options)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{self.infsa_layer.name or 'the layer'}: {error}") from error
 
@@ -59,33 +42,15 @@ class SwappedMultiheadAttention(MultiheadAttention):
         tied = part == 1 and self.infsa_settings.level == "surgery"
         return super()._projection(0 if tied else part)
 
-    def _linear(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        masks: dict[str, Any],
-        key_bias: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _linear(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """With folded projections, pool the tokens before any projection but the query's."""
-        general = is_causal or need_weights or attn_mask is not None or key_bias is not None
+        general = call.is_causal or call.need_weights or call.attn_mask is not None or call.key_bias is not None
         if self.infsa_settings.level == "swap" or general:
-            return super()._linear(query, key, value, masks, key_bias, attn_mask, is_causal, need_weights)
-        rows, _ = projected_values(
-            query,
-            self.num_heads,
-            self._projection(0),
-            None,
-            self._projection(2),
-            activation=self.activation,
-            key_mask=masks["key_mask"],
-            eps=self.eps,
-            impl=self.impl,
-        )
-        return self.out_proj(merge_heads(scale_heads(rows, self.decay()))).expand(-1, query.shape[1], -1), None
+            return super()._linear(call)
+        projections = (self._projection(0), None, self._projection(2))
+        options: dict[str, Any] = {"activation": self.activation, "eps": self.eps, "impl": self.impl}
+        rows, _ = projected_values(call.query, self.num_heads, *projections, key_mask=call.key_mask, **options)
+        return self.out_proj(merge_heads(scale_heads(rows, self.decay()))).expand(-1, call.query.shape[1], -1), None
 
 
 class SwappedDecoderLayer(nn.TransformerDecoderLayer):
@@ -110,23 +75,15 @@ class SwappedDecoderLayer(nn.TransformerDecoderLayer):
             masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
             return super().forward(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
         causal = tgt_is_causal or (tgt_mask is not None and _forbids_future(tgt_mask))
+        masks_of_memory: dict[str, Any] = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        masks_of_memory |= {"is_causal": memory_is_causal, "query_padding_mask": tgt_key_padding_mask}
 
         def self_attention(x: Tensor) -> Tensor:
             return self._sa_block(x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
 
         def cross_attention(x: Tensor) -> Tensor:
-            x, _ = self.multihead_attn(
-                x,
-                memory,
-                memory,
-                attn_mask=memory_mask,
-                key_padding_mask=memory_key_padding_mask,
-                is_causal=memory_is_causal,
-                need_weights=False,
-                query_padding_mask=tgt_key_padding_mask,
-                query_causal=causal,
-            )
-            return self.dropout2(x)
+            z, _ = self.multihead_attn(x, memory, memory, need_weights=False, query_causal=causal, **masks_of_memory)
+            return self.dropout2(z)
 
         x = tgt
         parts = ((self_attention, self.norm1), (cross_attention, self.norm2), (self._ff_block, self.norm3))

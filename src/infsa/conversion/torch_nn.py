@@ -6,10 +6,9 @@ from torch import nn
 
 from ..nn import LinearInfSA, MultiheadAttention, PureInfSA
 from ..nn.peers.base import Attention as PeerAttention
-from .families import Family
-from .plan import LayerPlan, kind_of
+from .families import Family, LayerPlan, kind_of
 from .settings import Settings
-from .surgery import fold_rows, folding_note, unfold_rows
+from .surgery import folding_note
 from .swap import SHARED_NORM, new_decay
 from .torch_layers import SwappedDecoderLayer, SwappedMultiheadAttention
 
@@ -26,38 +25,33 @@ class TorchNN(Family):
     """The adapter for ``torch.nn``."""
 
     name = "torch"
+    fused = ("in_proj_weight", "in_proj_bias")
 
     def recognise(self, name: str, module: nn.Module, settings: Settings, model: nn.Module) -> LayerPlan | None:
         """The plan for a ``torch.nn.MultiheadAttention``, and for no subclass of it."""
         if isinstance(module, MultiheadAttention | PureInfSA | LinearInfSA):
-            return LayerPlan(name, kind_of(module), self.name, "done", "InfSA already", module.num_heads)
+            return self.layer(name, module, action="done", reason="InfSA already", heads=module.num_heads)
         if isinstance(module, PeerAttention):
-            return LayerPlan(name, kind_of(module), self.name).refused(OWN)
+            return self.layer(name, module).refused(OWN)
         if type(module) is not nn.MultiheadAttention:
             return None
         role, parent = _role(model, module), _parent(model, name)
         unmasked = parent is not None and kind_of(parent) == VISION_BLOCK
-        layer = LayerPlan(
+        layer = self.layer(
             name,
-            kind_of(module),
-            self.name,
+            module,
             heads=module.num_heads,
-            key_heads=module.num_heads,
             width=module.embed_dim,
-            head_width=module.head_dim,
             masks="none" if unmasked else "padding, attn_mask",
             causal="no" if unmasked else "by call",
             biases="none" if module.in_proj_bias is None else "qkv, out",
             norm="frobenius" if role else "row",
             lost=tuple(_lost(module, settings, role, unmasked)),
         )
-        reason = _refusal(module, settings, role)
-        return layer.refused(reason) if reason else layer
+        return layer.refused(_refusal(module, settings, role))
 
     def convert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
         """Change the class; torch's fused softmax path is switched off by the flag it asks."""
-        if settings.level == "surgery":
-            fold_rows(module, "in_proj_weight", "in_proj_bias", module.num_heads)
         module.infsa_before = (module._qkv_same_embed_dim, module.dropout)
         module.__class__ = SwappedMultiheadAttention
         module._qkv_same_embed_dim = False
@@ -67,20 +61,14 @@ class TorchNN(Family):
             module.dropout = 0.0
         module.decay = new_decay(module, module.num_heads, settings)
 
-    def revert(self, module: Any, layer: LayerPlan, settings: Settings) -> None:
+    def revert(self, module: Any) -> None:
         """Change the class back."""
-        if settings.level == "surgery":
-            unfold_rows(module, "in_proj_weight", "in_proj_bias")
         module._qkv_same_embed_dim, module.dropout = module.infsa_before
         for attribute in ("infsa_before", "decay", *OPTIONS):
             delattr(module, attribute)
         module.__class__ = nn.MultiheadAttention
 
-    def changed(self, layer: LayerPlan, settings: Settings) -> tuple[str, ...]:
-        """Surgery rewrites the query and key rows."""
-        return ("in_proj_weight", "in_proj_bias") if settings.level == "surgery" else ()
-
-    def finish(self, model: nn.Module, layers: list[LayerPlan], settings: Settings) -> None:
+    def finish(self, model: nn.Module, layers: list[LayerPlan]) -> None:
         """Let decoder layers tell their cross-attention about their targets."""
         for layer in layers:
             parent = _parent(model, layer.name)
@@ -122,14 +110,14 @@ def _role_in(parent: nn.Module | None, name: str) -> str:
     return "cross" if _is_cross(name) else "self"
 
 
-def _refusal(module: nn.MultiheadAttention, settings: Settings, role: str) -> str | None:
+def _refusal(module: nn.MultiheadAttention, settings: Settings, role: str) -> str:
     if module.bias_k is not None or module.add_zero_attn:
         return "add_bias_kv and add_zero_attn give softmax a sink, which InfSA does not have"
     if settings.level == "surgery" and role != "self":
         return "surgery folds self-attention, and this layer may attend to another source"
     if settings.level == "surgery" and module.in_proj_weight is None:
         return "surgery needs queries and keys of one width"
-    return None
+    return ""
 
 
 def _lost(module: nn.MultiheadAttention, settings: Settings, role: str, unmasked: bool) -> list[str]:

@@ -25,8 +25,7 @@ SPARE = 256 << 20  # bytes of tables that a model may compute beside what the fi
 def build_as_filed(build: Callable[[], Model], header: Header) -> Model:
     """What ``build`` makes of a file's header, if that is a model for the file's tensors."""
     model = build_without_memory(build, header)
-    if problems := misfits(model, header):
-        raise ValueError(f"the weights at {header.file} do not fit the model; {problems}")
+    check_fit(model, header)
     known = model.state_dict().keys()
     spare = sum(value.nbytes for name, value in model.named_buffers() if name not in known)
     if spare > SPARE + 8 * stored(header):
@@ -54,6 +53,12 @@ def _memory_of_the_machine() -> float:
 def stored(header: Header) -> int:
     """How many numbers a file holds."""
     return sum(math.prod(shape) for _, shape in header.tensors.values())
+
+
+def check_fit(model: nn.Module, header: Header) -> None:
+    """Refuse a file whose tensors are not those of a model."""
+    if problems := misfits(model, header):
+        raise ValueError(f"the weights at {header.file} do not fit the model; {problems}")
 
 
 def misfits(model: nn.Module, header: Header) -> str:

@@ -51,6 +51,31 @@ def require_mutual(attn_mask: Tensor | None, real: Tensor | None, layer: str = "
     )
 
 
+def key_mask_only(
+    attn_mask: Tensor | None, batch: int, tokens: int, layer: str, *, cross: bool = False
+) -> Tensor | None:
+    """A mask that says no more than which tokens are padding, as (B, N); any other is refused, naming the layer.
+
+    This is what Linear-InfSA can keep. In self-attention, rows of padding may hold anything.
+    """
+    if attn_mask is None:
+        return None
+    mask = four(attn_mask)
+    real = allowed_entries(mask).any(2).any(1).expand(batch, tokens)
+    holds = says_only(mask, real[:, None, None, :])
+    if mask.shape[2] == tokens and not cross:
+        holds = holds | ~real[:, None, :, None]
+    rule = f"{layer}: Linear-InfSA keeps masks of padding only, got a mask over pairs of tokens or a bias on the scores"
+    require(holds.all(), f"{rule} (shape {tuple(attn_mask.shape)})")
+    return real
+
+
+def says_only(mask: Tensor, allowed: Tensor) -> Tensor:
+    """Where a mask allows what it should and adds nothing to the scores."""
+    same = allowed_entries(mask) == allowed
+    return same if mask.dtype == torch.bool else same & ((mask == 0) | ~allowed_entries(mask))
+
+
 def require(holds: Tensor, rule: str) -> None:
     """Refuse a mask by its entries; a compiled program, which cannot raise for them, asserts instead."""
     if torch.compiler.is_compiling():

@@ -1,6 +1,6 @@
 """A drop-in for ``torch.nn.MultiheadAttention``: same arguments, parameter names and forward."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,40 @@ from .masks import (
 POOLED = "Linear-InfSA pools the queries of a call, later and padded ones too, so that each enters every output"
 
 
-def check_roles(variant: str, norm: str, pool_queries: bool) -> None:
-    """Refuse a norm or a permission that the variant does not have."""
+def check_variant(variant: str, norm: str, pool_queries: bool, chunk_size: int | None) -> None:
+    """Refuse anything but a variant with the options that it has."""
+    if variant not in ("pure", "linear"):
+        raise ValueError(f"variant must be 'pure' or 'linear', got {variant!r}")
+    if chunk_size is not None:
+        if variant == "pure":
+            raise ValueError(f"chunk_size needs variant='linear', got chunk_size={chunk_size!r}")
+        check_count(chunk_size, "chunk_size")
     if norm not in ("auto", *NORMS):
         raise ValueError(f"norm must be one of {['auto', *NORMS]}, got {norm!r}")
     if norm != "auto" and variant == "linear":
         raise ValueError(f"norm needs variant='pure', got norm={norm!r}")
     if pool_queries and variant == "pure":
         raise ValueError("pool_queries needs variant='linear'; Pure InfSA takes norm='frobenius' instead")
+
+
+class Call(NamedTuple):
+    """One call in our terms: batches of tokens, zero where they are padding; True is real, and allowed."""
+
+    query: Tensor  # (B, L, E)
+    key: Tensor  # (B, S, ·)
+    value: Tensor
+    key_mask: Tensor | None  # (B, S)
+    query_mask: Tensor | None  # (B, L)
+    key_bias: Tensor | None  # (B, S), added to the scores
+    attn_mask: Tensor | None  # (L, S) or (B, H, L, S), allowed or added
+    is_causal: bool
+    need_weights: bool
+    norm: str
+
+    @property
+    def token_masks(self) -> dict[str, Any]:
+        """The masks of tokens as the operators take them."""
+        return {"key_mask": self.key_mask, "query_mask": self.query_mask}
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -93,8 +119,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         impl: str = "auto",
         **torch_arguments: Any,
     ) -> None:
-        if variant not in ("pure", "linear"):
-            raise ValueError(f"variant must be 'pure' or 'linear' (dropout is a keyword), got {variant!r}")
+        check_variant(variant, norm, pool_queries, chunk_size)
         for name in ("add_bias_kv", "add_zero_attn"):
             if torch_arguments.get(name):
                 raise ValueError(f"{name}=True is not supported: it stands for softmax's need of a sink")
@@ -103,11 +128,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"num_heads must divide embed_dim={embed_dim}, got {num_heads}")
         if variant == "linear" and torch_arguments.get("dropout"):
             raise ValueError(f"variant='linear' has no dropout, got dropout={torch_arguments['dropout']!r}")
-        if variant == "pure" and chunk_size is not None:
-            raise ValueError(f"chunk_size needs variant='linear', got chunk_size={chunk_size!r}")
-        if chunk_size is not None:
-            check_count(chunk_size, "chunk_size")
-        check_roles(variant, norm, pool_queries)
         check_activation(activation)
         check_dropout(torch_arguments.get("dropout", 0.0), "dropout")
         check_eps(eps)
@@ -174,12 +194,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = (
             zero_padding(x, mask) for x, mask in ((query, query_mask), (key, key_mask), (value, key_mask))
         )
-
-        attend = self._pure if self.variant == "pure" else self._linear
-        token_masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask}
-        if self.variant == "pure":
-            token_masks["norm"] = norm
-        output, weights = attend(query, key, value, token_masks, key_bias, allowed, is_causal, need_weights)
+        padding = (key_mask, query_mask, key_bias)
+        call = Call(query, key, value, *padding, allowed, is_causal, need_weights, norm)
+        output, weights = self._pure(call) if self.variant == "pure" else self._linear(call)
         if not batched:
             output, weights = output.squeeze(0), None if weights is None else weights.squeeze(0)
         elif not self.batch_first:
@@ -227,84 +244,53 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Whether masks are refused against which a shared norm would leak."""
         return self.norm == "auto"
 
-    def _pure(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        masks: dict[str, Any],
-        key_bias: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        q, k = self._project(query, 0), self._project(key, 1)
-        v = self._project(value, 2)
-        bias, real = add_bias(attn_mask, key_bias), masks["key_mask"]
-        guarded = self._guards_masks and masks["norm"] == "frobenius" and bias is not None
-        if guarded and masks["query_mask"] is real:
-            seen = padding_of(bias, key.shape[0], key.shape[1])
-            real = seen if real is None else seen & real
-            masks = {**masks, "key_mask": real, "query_mask": real}
-            if not is_causal:
+    def _pure(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self._project(call.query, 0), self._project(call.key, 1), self._project(call.value, 2)
+        bias, masks = add_bias(call.attn_mask, call.key_bias), call.token_masks
+        guarded = self._guards_masks and call.norm == "frobenius" and bias is not None
+        if guarded and call.query_mask is call.key_mask:
+            real = padding_of(bias, *call.key.shape[:2])
+            real = real if call.key_mask is None or real is None else real & call.key_mask
+            masks = {"key_mask": real, "query_mask": real}
+            if not call.is_causal:
                 require_mutual(bias, real)
-        options: dict[str, Any] = {
-            "activation": self.activation,
-            "attn_mask": bias,
-            "is_causal": is_causal or ("auto" if attn_mask is not None else False),
-            "eps": self.eps,
-            **masks,
-        }
+        causal = call.is_causal or ("auto" if call.attn_mask is not None else False)
+        options: dict[str, Any] = {"activation": self.activation, "eps": self.eps, "norm": call.norm, **masks}
+        options |= {"attn_mask": bias, "is_causal": causal}
         dropout_p = self.dropout if self.training else 0.0
         z = pure_attention(q, k, v, gamma=self.decay(), dropout_p=dropout_p, impl=self.impl, **options)
-        weights = pure_weights(q, k, **options) if need_weights else None
+        weights = pure_weights(q, k, **options) if call.need_weights else None
         return self.out_proj(merge_heads(z)), weights
 
-    def _linear(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        masks: dict[str, Any],
-        key_bias: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        if is_causal and self.chunk_size is None:
-            raise ValueError("variant='linear' is causal by chunks only: build it with chunk_size, got None")
-        if attn_mask is not None and not is_causal:
-            raise ValueError(f"variant='linear' cannot apply an attn_mask, got shape {shape_of(attn_mask)}")
-        if is_causal and need_weights:
-            raise ValueError("variant='linear' has no weights when causal: pass need_weights=False")
-        if attn_mask is not None:
-            causal = torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=attn_mask.device).tril()
-            rule = "variant='linear' with is_causal=True takes no other attn_mask than the causal one"
-            require_entries(plainly_allowed(attn_mask) == causal, rule, attn_mask)
-        if key_bias is not None:
-            rule = "variant='linear' takes only 0 and -inf in a float key_padding_mask"
-            require_entries(key_bias == 0, rule, key_bias)
-        q, k = self._project(query, 0), self._project(key, 1)
-        pooled = central_pool(
-            q,
-            k,
-            value.unsqueeze(1),
-            activation=self.activation,
-            causal="chunk" if is_causal else None,
-            chunk_size=self.chunk_size if is_causal else None,
-            eps=self.eps,
-            impl=self.impl,
-            **masks,
-        )
+    def _linear(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        self._check_linear(call)
+        q, k = self._project(call.query, 0), self._project(call.key, 1)
+        options: dict[str, Any] = {"activation": self.activation, "eps": self.eps, **call.token_masks}
+        chunks: dict[str, Any] = {"causal": "chunk", "chunk_size": self.chunk_size} if call.is_causal else {}
+        pooled = central_pool(q, k, call.value.unsqueeze(1), impl=self.impl, **options, **chunks)
         projected = project_pooled(pooled, *self._projection(2), self.num_heads)
         rows = self.out_proj(merge_heads(scale_heads(projected, self.decay())))  # (B, m, E)
         if pooled.groups is not None:
             rows = spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
-        output = rows.expand(-1, query.shape[1], -1)
-        if not need_weights:
-            return output, None
-        weights = linear_weights(q, k, activation=self.activation, eps=self.eps, **masks)
-        return output, weights.unsqueeze(2).expand(-1, -1, query.shape[1], -1)
+        length = call.query.shape[1]
+        weights = linear_weights(q, k, **options).unsqueeze(2).expand(-1, -1, length, -1) if call.need_weights else None
+        return rows.expand(-1, length, -1), weights
+
+    def _check_linear(self, call: Call) -> None:
+        """Refuse what Linear-InfSA cannot keep."""
+        if call.is_causal and self.chunk_size is None:
+            raise ValueError("variant='linear' is causal by chunks only: build it with chunk_size, got None")
+        if call.attn_mask is not None and not call.is_causal:
+            raise ValueError(f"variant='linear' cannot apply an attn_mask, got shape {shape_of(call.attn_mask)}")
+        if call.is_causal and call.need_weights:
+            raise ValueError("variant='linear' has no weights when causal: pass need_weights=False")
+        if call.attn_mask is not None:
+            causal = torch.ones(call.attn_mask.shape[-2:], dtype=torch.bool, device=call.attn_mask.device).tril()
+            rule = "variant='linear' with is_causal=True takes no other attn_mask than the causal one"
+            require_entries(plainly_allowed(call.attn_mask) == causal, rule, call.attn_mask)
+        if call.key_bias is not None:
+            rule = "variant='linear' takes only 0 and -inf in a float key_padding_mask"
+            require_entries(call.key_bias == 0, rule, call.key_bias)
 
     def _causal_queries(
         self,

@@ -27,9 +27,9 @@ def check_finite(module, x, grid, upstream):
 @halves
 @everything
 def test_dead_tokens(name, dtype, dead):
-    module = build(name, dtype=dtype, noise=0.0, grid=(7, 7))
     x = tokens((9, 8), dtype=dtype)
     x[:, ::3] = 0
+    module = build(name, dtype=dtype, noise=0.0, grid=(7, 7))
     check_finite(module, torch.zeros_like(x) if dead == "all" else x, (9, 8), upstream=1.0)
 
 

@@ -8,15 +8,14 @@ InfSA.
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..families import Family
-from ..plan import LayerPlan, kind_of
+from ..families import Family, LayerPlan
 from ..settings import Settings
-from ..swap import new_decay, restore_class
+from ..swap import Swapped, new_decay, restore_class
 from .attention import linear_forward, pure_forward
-from .classes import INSIDE, REFUSED, Traits
+from .classes import INSIDE, REFUSED
 from .config import ask_for_infsa, forget_infsa
-from .layers import biases_of, lost_by, masks_of, refusal, role_of, sizes_of, traits_of
-from .links import link_cache, link_padding, link_probe, link_shift, unlink, why_by_rows
+from .layers import lost_by, masks_of, refusal, role_of, sizes_of, traits_of, words_for
+from .links import link_layer, link_padding, link_probe, unlink, why_by_rows
 from .load import load_converted
 from .masks import infsa_mask
 
@@ -30,37 +29,33 @@ for _name, _function in {"infsa_pure": pure_forward, "infsa_linear": linear_forw
 
 
 class HuggingFace(Family):
-    """The attention layers of transformers that ask its registry.
-
-    Example:
-        >>> model = LlamaForCausalLM(LlamaConfig(hidden_size=64, num_hidden_layers=2))
-        >>> infsa.convert(model, "pure").generate(prompt, max_new_tokens=20)
-    """
+    """The attention layers of transformers that ask its registry."""
 
     name = "transformers"
 
     def recognise(self, name: str, module: nn.Module, settings: Settings, model: nn.Module) -> LayerPlan | None:
         """The plan of a known attention class; deformable attention, which has no scores between tokens, is kept."""
-        if type(module).__name__ == DEFORMABLE:
+        kind = type(module).__name__
+        if kind == DEFORMABLE:
             reason = "it samples points by predicted weights: there are no scores between tokens to replace"
-            return LayerPlan(name, kind_of(module), self.name, "keep", reason, masks="padding of keys")
-        if type(module).__name__ in INSIDE:
-            from .swapped import plan_inside
+            return self.layer(name, module, action="keep", reason=reason, masks="padding of keys")
+        if kind in INSIDE:
+            from .swapped import facts_inside
 
-            return plan_inside(name, module, settings)
-        if type(module).__name__ in REFUSED and type(module).__module__.startswith("transformers."):
-            return LayerPlan(name, kind_of(module), self.name).refused(REFUSED[type(module).__name__])
+            found = facts_inside(module, settings)
+            return None if found is None else self.layer(name, module, **found[0]).refused(found[1])
+        if kind in REFUSED and type(module).__module__.startswith("transformers."):
+            return self.layer(name, module).refused(REFUSED[kind])
         traits = traits_of(module)
         if traits is None:
             return None
         role = role_of(module)
-        why = why_by_rows(model, name, role)
+        why = why_by_rows(model, name, role) if settings.norm == "auto" else ""
         norm = settings.norm if settings.norm != "auto" else "row" if why else "frobenius"
         heads, key_heads, head_width = sizes_of(module)
-        layer = LayerPlan(
+        layer = self.layer(
             name,
-            kind_of(module),
-            self.name,
+            module,
             heads=heads,
             key_heads=key_heads,
             width=heads * head_width,
@@ -69,40 +64,35 @@ class HuggingFace(Family):
             causal="by call" if traits.by_call else "yes" if "causal" in role else "no",
             rotary=traits.rotary,
             qk_norm=traits.qk_norm(module),
-            biases=biases_of(module),
+            biases=words_for(module, traits.bias(module)),
             norm=norm,
-            lost=(*([why] if why and settings.norm == "auto" else []), *lost_by(module, role, norm, settings)),
+            lost=(*([why] if why else []), *lost_by(module, role, norm, settings)),
         )
-        reason = refusal(module, role, settings)
-        return layer.refused(reason) if reason else layer
+        return layer.refused(refusal(module, role, settings))
 
     def convert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
-        """Give the layer its decay and, where it may continue a cache, the link to it."""
-        if _is_inside(layer):
-            from .swapped import swap_inside
-
-            return swap_inside(module, layer.heads, settings)
+        """Give the layer its decay, and the links that its calls need."""
+        if type(module).__name__ in INSIDE:
+            return super().convert(module, layer, settings)
         module.decay = new_decay(module, layer.heads, settings)
-        if "causal" in role_of(module) and settings.norm != "row":
-            link_cache(module)
-        if (traits_of(module) or Traits()).shift:
-            link_shift(module)
+        link_layer(module, settings.norm)
 
-    def revert(self, module: nn.Module, layer: LayerPlan, settings: Settings) -> None:
+    def revert(self, module: nn.Module) -> None:
         """Take the decay away; :meth:`undo` took the links."""
-        if _is_inside(layer):
+        if isinstance(module, Swapped):
             restore_class(module)
         else:
             del module.decay
 
-    def finish(self, model: nn.Module, layers: list[LayerPlan], settings: Settings) -> None:
+    def finish(self, model: nn.Module, layers: list[LayerPlan]) -> None:
         """Let the registry answer with InfSA for these layers, and tell cross-attention about its decoder."""
         ask_for_infsa(model)
         for module in model.modules():
             link_probe(module)
         for layer in layers:
-            known = not _is_inside(layer) and layer.norm != "row"
-            if known and role_of(model.get_submodule(layer.name)) == "causal cross":
+            module = model.get_submodule(layer.name)
+            known = not isinstance(module, Swapped) and layer.norm != "row"
+            if known and role_of(module) == "causal cross":
                 link_padding(model, layer.name)
 
     def undo(self, model: nn.Module, layers: list[LayerPlan]) -> None:
@@ -110,10 +100,6 @@ class HuggingFace(Family):
         forget_infsa(model)
         for module in model.modules():
             unlink(module)
-
-
-def _is_inside(layer: LayerPlan) -> bool:
-    return layer.kind.rsplit(".", 1)[-1] in INSIDE
 
 
 FAMILY = HuggingFace()

@@ -19,7 +19,7 @@ from transformers.cache_utils import (
 
 
 class Series:
-    """Named tensors (B, H, N, ...), one entry per cached token; mixed into a layer of the cache."""
+    """Named tensors (B, H, N, ...), one entry per cached token; mixed into a layer of the cache that was empty."""
 
     series: dict[str, Tensor]
 
@@ -73,17 +73,9 @@ class Series:
 class DynamicSeries(Series, DynamicLayer):
     """A growing layer with series."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.series = {}
-
 
 class SlidingSeries(Series, DynamicSlidingWindowLayer):
     """A layer that keeps the keys of a window, with series that keep as much (or all, while it records its past)."""
-
-    def __init__(self, sliding_window: int, **options: Any) -> None:
-        super().__init__(sliding_window, **options)
-        self.series = {}
 
     def extend(self, name: str, entries: Tensor) -> Tensor:
         """Append entries; those that left the window and can never be cropped back to are dropped."""
@@ -95,10 +87,6 @@ class SlidingSeries(Series, DynamicSlidingWindowLayer):
 
 class StaticSeries(Series, StaticLayer):
     """A layer of fixed size, for compiled decoding: of a series it keeps the last entry, at a fixed address."""
-
-    def __init__(self, max_cache_len: int, **options: Any) -> None:
-        super().__init__(max_cache_len, **options)
-        self.series = {}
 
     def extend(self, name: str, entries: Tensor) -> Tensor:
         """Overwrite the last entry."""
@@ -121,11 +109,9 @@ class StaticSlidingSeries(StaticSeries, StaticSlidingWindowLayer):
         return min(int(self.get_seq_length()), keys)
 
 
+# the layers of a cache, and what they become
 ADOPTED: dict[type, Any] = {
-    DynamicLayer: DynamicSeries,
-    DynamicSlidingWindowLayer: SlidingSeries,
-    StaticLayer: StaticSeries,
-    StaticSlidingWindowLayer: StaticSlidingSeries,
+    kind.__bases__[-1]: kind for kind in (DynamicSeries, SlidingSeries, StaticSeries, StaticSlidingSeries)
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..swap import ONE_NORM
+from ..windows import ONE_NORM
 
 Role = Literal["self", "causal", "cross", "causal cross"]
 
@@ -12,14 +12,6 @@ Role = Literal["self", "causal", "cross", "causal cross"]
 def _self_attention(module: Any) -> Role:
     causal = getattr(module, "is_causal", False) and getattr(module.config, "is_causal", True)
     return "causal" if causal else "self"
-
-
-def _cross(module: Any) -> Role:
-    return "cross"
-
-
-def _causal_cross(module: Any) -> Role:
-    return "causal cross"
 
 
 def _gpt2(module: Any) -> Role:
@@ -66,100 +58,44 @@ class Traits:
 def _beit_bias(module: Any) -> str:
     config = module.config
     per_layer, shared = config.use_relative_position_bias, config.use_shared_relative_position_bias
-    return "relative position" if per_layer or shared else ""
-
-
-def _relative(module: Any) -> str:
-    return "relative position"
+    return RELATIVE if per_layer or shared else ""
 
 
 def _t5_bias(module: Any) -> str:
-    return "" if _encoder_decoder(module) == "causal cross" else "relative position"
+    return "" if _encoder_decoder(module) == "causal cross" else RELATIVE
 
 
-def _always(module: Any) -> bool:
-    return True
-
-
+RELATIVE = "relative position"
 PADDED = "padding of incomplete windows is made outside the layer and takes part, as it does with softmax"
 
-PLAIN = Traits()
-DECODER = Traits(rotary=True)
-WINDOWED = Traits(rotary=True, window=True)
-NORMALISED = Traits(rotary=True, qk_norm=_always)
-THREE_WAYS = Traits(_encoder_decoder)
+BERTS = ["Bert", "Roberta", "Electra", "XLMRoberta", "Camembert", "RobertaPreLayerNorm", "Ernie", "Data2VecText"]
+SWIN = Traits(bias=lambda module: RELATIVE, shift=True, lost=(ONE_NORM, PADDED))
 T5 = Traits(_encoder_decoder, bias=_t5_bias, bias_beside=True)
-BERTS = ("Bert", "Roberta", "Electra", "XLMRoberta", "Camembert", "RobertaPreLayerNorm", "Ernie", "Data2VecText")
+LAYER_NORM = Traits(rotary=True, qk_norm=lambda module: module.qk_layernorm)
 
+# what classes are -> their names without "Attention"; each was read and is tested
+KNOWN: dict[Traits, str] = {
+    Traits(): "DistilBertSelf Albert "
+    "ViT DeiT ViTMAE ViTMSN IJepa Siglip Siglip2 Dinov2 Dinov2Self Dinov2WithRegisters Dinov2WithRegistersSelf "
+    "DetrSelf RTDetrSelf Wav2Vec2 Hubert Data2VecAudio UniSpeech UniSpeechSat SEW AST OPT",
+    Traits(rotary=True): "ModernBert DINOv3ViT GPTNeoX Llama Qwen2 Qwen2Moe Gemma Olmo Granite",
+    Traits(rotary=True, window=True): "Mistral Mixtral Starcoder2 Phi3",
+    Traits(rotary=True, qk_norm=lambda module: True): "Qwen3 Qwen3Moe Gemma3 Olmo2",
+    Traits(rotary=True, cap="attn_logit_softcapping"): "Gemma2",
+    Traits(_encoder_decoder): "Whisper Bart MBart Marian Pegasus Blenderbot BlenderbotSmall M2M100 PLBart",
+    Traits(lambda module: "cross"): "Sam DetrCross",
+    Traits(bias=_beit_bias): "Beit",
+    Traits(by_call=True): "CLIP",
+    Traits(_segformer): "Segformer",
+    Traits(_gpt2): "GPT2",
+    SWIN: "Swin",
+    T5: "T5 MT5 UMT5",
+    LAYER_NORM: "Phi StableLm",
+}
 CLASSES: dict[str, Traits] = {
-    **{f"{name}SelfAttention": PLAIN for name in BERTS},
-    **{f"{name}CrossAttention": Traits(_causal_cross) for name in BERTS},
-    "DistilBertSelfAttention": PLAIN,
-    "AlbertAttention": PLAIN,
-    "ModernBertAttention": Traits(rotary=True),
-    # images
-    "ViTAttention": PLAIN,
-    "DeiTAttention": PLAIN,
-    "ViTMAEAttention": PLAIN,
-    "ViTMSNAttention": PLAIN,
-    "IJepaAttention": PLAIN,
-    "BeitAttention": Traits(bias=_beit_bias),
-    "CLIPAttention": Traits(by_call=True),
-    "SiglipAttention": PLAIN,
-    "Siglip2Attention": PLAIN,
-    "Dinov2Attention": PLAIN,
-    "Dinov2SelfAttention": PLAIN,
-    "Dinov2WithRegistersAttention": PLAIN,
-    "Dinov2WithRegistersSelfAttention": PLAIN,
-    "DINOv3ViTAttention": Traits(rotary=True),
-    "SegformerAttention": Traits(_segformer),
-    "SwinAttention": Traits(bias=_relative, shift=True, lost=(ONE_NORM, PADDED)),
-    "SamAttention": Traits(_cross),
-    "DetrSelfAttention": PLAIN,
-    "DetrCrossAttention": Traits(_cross),
-    "RTDetrSelfAttention": PLAIN,
-    # sound
-    "Wav2Vec2Attention": PLAIN,
-    "HubertAttention": PLAIN,
-    "Data2VecAudioAttention": PLAIN,
-    "UniSpeechAttention": PLAIN,
-    "UniSpeechSatAttention": PLAIN,
-    "SEWAttention": PLAIN,
-    "ASTAttention": PLAIN,
-    "WhisperAttention": THREE_WAYS,
-    # text, encoder and decoder
-    "BartAttention": THREE_WAYS,
-    "MBartAttention": THREE_WAYS,
-    "MarianAttention": THREE_WAYS,
-    "PegasusAttention": THREE_WAYS,
-    "BlenderbotAttention": THREE_WAYS,
-    "BlenderbotSmallAttention": THREE_WAYS,
-    "M2M100Attention": THREE_WAYS,
-    "PLBartAttention": THREE_WAYS,
-    "T5Attention": T5,
-    "MT5Attention": T5,
-    "UMT5Attention": T5,
-    # text, decoder alone
-    "GPT2Attention": Traits(_gpt2),
-    "OPTAttention": PLAIN,
-    "GPTNeoXAttention": DECODER,
-    "LlamaAttention": DECODER,
-    "Qwen2Attention": DECODER,
-    "Qwen2MoeAttention": DECODER,
-    "Qwen3Attention": NORMALISED,
-    "Qwen3MoeAttention": NORMALISED,
-    "MistralAttention": WINDOWED,
-    "MixtralAttention": WINDOWED,
-    "Starcoder2Attention": WINDOWED,
-    "Phi3Attention": WINDOWED,
-    "PhiAttention": Traits(rotary=True, qk_norm=lambda module: module.qk_layernorm),
-    "GemmaAttention": DECODER,
-    "Gemma2Attention": Traits(rotary=True, cap="attn_logit_softcapping"),
-    "Gemma3Attention": NORMALISED,
-    "OlmoAttention": DECODER,
-    "Olmo2Attention": NORMALISED,
-    "GraniteAttention": DECODER,
-    "StableLmAttention": Traits(rotary=True, qk_norm=lambda module: module.qk_layernorm),
+    **{f"{name}Attention": traits for traits, names in KNOWN.items() for name in names.split()},
+    **{f"{name}SelfAttention": Traits() for name in BERTS},
+    **{f"{name}CrossAttention": Traits(lambda module: "causal cross") for name in BERTS},
 }
 
 INSIDE = ("SamVisionAttention", "SamVisionSdpaAttention", "Swinv2SelfAttention")  # they ask no registry

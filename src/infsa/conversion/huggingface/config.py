@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..convert import converted_layers
-from ..families import looks_like_attention
+from ..detect import looks_like_attention
 
 
 def ask_for_infsa(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from ..settings import Settings
-from ..swap import ONE_NORM
+from ..windows import ONE_NORM
 from .classes import CLASSES, Role, Traits
 
 
@@ -28,8 +28,7 @@ def role_of(module: nn.Module, is_causal: bool | None = None) -> Role:
 
 def name_of(module: nn.Module) -> str:
     """The name of a converted layer, for errors; the class of any other."""
-    layer = getattr(module, "infsa_layer", None)
-    return layer.name or type(module).__name__ if layer is not None else type(module).__name__
+    return getattr(getattr(module, "infsa_layer", None), "name", "") or type(module).__name__
 
 
 def window_of(module: Any) -> int | None:
@@ -41,49 +40,37 @@ def window_of(module: Any) -> int | None:
 
 def dropout_of(module: Any) -> float:
     """The rate of attention dropout in training."""
-    for name in ("attention_dropout", "attn_dropout", "dropout_prob", "dropout"):
-        rate = getattr(module, name, None)
-        if rate is not None:
-            return float(getattr(rate, "p", rate))
-    return 0.0
+    rate = _first(module, "attention_dropout", "attn_dropout", "dropout_prob", "dropout")
+    return float(getattr(rate, "p", rate))
 
 
 def sizes_of(module: Any) -> tuple[int, int, int]:
     """Query heads, key heads and head width."""
-    heads = _first(module, "num_heads", "num_attention_heads", "n_heads") or _heads_by_width(module)
+    projection = getattr(module, "q_proj", None)  # all that layers of the detection models have
+    heads = _first(module, "num_heads", "num_attention_heads", "n_heads")
+    heads = heads or (projection.out_features // module.head_dim if projection is not None else 0)
     heads = heads or module.config.num_attention_heads
     width = _first(module, "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
     return heads, heads // getattr(module, "num_key_value_groups", 1), width or module.internal_dim // heads
 
 
-def _first(module: Any, *names: str) -> int:
+def _first(module: Any, *names: str) -> Any:
     """The first attribute that a module has, 0 if it has none."""
     return next((getattr(module, name) for name in names if getattr(module, name, None) is not None), 0)
 
 
-def _heads_by_width(module: Any) -> int:
-    """Heads of the detection models, whose layers keep only the head width."""
-    projection = getattr(module, "q_proj", None)
-    return 0 if projection is None else projection.out_features // module.head_dim
-
-
-def biases_of(module: nn.Module) -> str:
-    """Which projections have a bias, and any bias on the scores, in words."""
+def words_for(module: nn.Module, scores: str) -> str:
+    """Which projections have a bias, and which bias the scores have, in words."""
     linear = [name for name, part in module.named_children() if getattr(part, "bias", None) is not None]
-    scores = (traits_of(module) or Traits()).bias(module)
     words = [f"of {', '.join(linear)}"] * bool(linear) + [f"{scores} on the scores"] * bool(scores)
     return "; ".join(words) or "none"
 
 
 def masks_of(module: nn.Module, role: Role) -> str:
     """The masks a layer's calls can carry, in words."""
-    words = ["padding of keys" if "cross" in role else "padding"]
-    if role == "causal":
-        words.append("causal")
     window = window_of(module)
-    if window is not None:
-        words.append(f"window of {window}")
-    return ", ".join(words)
+    words = ["padding of keys" if "cross" in role else "padding", *(["causal"] if role == "causal" else [])]
+    return ", ".join(words if window is None else [*words, f"window of {window}"])
 
 
 def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
@@ -96,13 +83,10 @@ def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
         return f"soft capping of the scores at {cap:g}, which InfSA cannot keep: build the model with {traits.cap}=None"
     if settings.variant == "pure":
         return ""
-    bias = traits.bias(module)
-    if bias:
+    if bias := traits.bias(module):
         return f"Linear-InfSA has no scores between pairs of tokens, so the {bias} bias would be dropped"
-    if window_of(module) is not None:
-        return (
-            f"Linear-InfSA has no scores between pairs, so the sliding window of {window_of(module)} would be dropped"
-        )
+    if (window := window_of(module)) is not None:
+        return f"Linear-InfSA has no scores between pairs, so the sliding window of {window} would be dropped"
     if role == "causal cross":
         return "Linear-InfSA pools the queries of all tokens, later ones too: the future would leak"
     if role == "causal" and settings.chunk_size is None:

@@ -13,7 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...ops.masks import allowed_entries
 from .cache import series_of
-from .layers import name_of, role_of
+from .causal import unpadded
+from .classes import Traits
+from .layers import name_of, role_of, traits_of
 from .masks import four_dimensions, hidden_parts, real_rows
 
 POOLING_HEADS = ("SiglipMultiheadAttentionPoolingHead", "Siglip2MultiheadAttentionPoolingHead")
@@ -21,9 +23,15 @@ IMAGES_IN_TEXT = {"Gemma3Attention": "Gemma3Model"}  # attention of text -> the 
 PREFIXES = ("PrefixEncoder", "CartridgeEncoder")  # modules of PEFT that fill a cache before the first token
 
 
-def link_cache(module: nn.Module) -> None:
-    """Let calls of a causal layer carry the layer of the cache that they extend."""
-    module.register_forward_pre_hook(_carry_cache, with_kwargs=True)
+def link_layer(module: nn.Module, norm: str) -> None:
+    """Let calls of a causal layer carry the layer of the cache that they extend, unless its norm needs none.
+
+    The mask of a window shift, which Swin adds to its position bias, must remove edges instead of lowering scores.
+    """
+    if "causal" in role_of(module) and norm != "row":
+        module.register_forward_pre_hook(_carry_cache, with_kwargs=True)
+    if (traits_of(module) or Traits()).shift:
+        module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
 
 
 def link_padding(model: nn.Module, name: str) -> None:
@@ -45,11 +53,6 @@ def layer_around(model: nn.Module, name: str) -> nn.Module | None:
     parts = name.split(".")
     around = (model.get_submodule(".".join(parts[:length])) for length in range(len(parts) - 1, -1, -1))
     return next((layer for layer in around if isinstance(layer, GradientCheckpointingLayer)), None)
-
-
-def link_shift(module: nn.Module) -> None:
-    """Let the mask of a window shift, which Swin adds to its position bias, remove edges instead of lowering scores."""
-    module.register_forward_pre_hook(_hide_parts, with_kwargs=True)
 
 
 def link_probe(module: Any) -> None:
@@ -109,11 +112,6 @@ def _ask_once(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
         hidden = ~allowed_entries(mask).unflatten(0, (len(arguments[0]), -1))[:, 0, 0]
         options = {**options, "attn_mask": None, "key_padding_mask": hidden}
     return arguments, {"query_causal": False, **options}
-
-
-def unpadded(name: str) -> str:
-    """The error of a decoder's cross-attention that is not told which of its rows are padding."""
-    return f"{name}: cross-attention of a decoder needs to know its padding: use infsa.convert on the whole model"
 
 
 def _carry_padding(

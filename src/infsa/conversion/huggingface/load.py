@@ -8,9 +8,8 @@ from transformers import PreTrainedModel
 
 from ...models.header import Header
 from ...models.trial import build_without_memory, refusals, stored
-from ..convert import convert
+from ..convert import convert_as_noted
 from ..folder import read_folder
-from ..settings import Settings
 
 SPARE = 1 << 26  # numbers that a model may have beside those of its folder, such as a new classifier
 
@@ -30,8 +29,12 @@ def load_converted(model_class: Any, folder: str | Path, **options: Any) -> nn.M
         **options: for ``from_pretrained``.
 
     Example:
-        >>> infsa.convert(model, "pure", gamma=0.9).save_pretrained("folder")
-        >>> load_converted(AutoModelForCausalLM, "folder").generate(prompt)
+        >>> from transformers import ViTConfig, ViTModel
+        >>> small = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+        >>> infsa.convert(ViTModel(small), "pure", gamma=0.9).save_pretrained("folder")
+        >>> model = infsa.conversion.huggingface.load_converted(ViTModel, "folder")
+        >>> [layer.infsa_settings.gamma for layer in infsa.conversion.converted_layers(model).values()]
+        [0.9]
     """
     made_for, fields, header = read_folder(folder)
     notes = fields.pop("infsa")
@@ -61,20 +64,18 @@ def _check_size(model_class: Any, config: Any, header: Header) -> None:
 
 def _convert(model: nn.Module, layers: dict[str, dict[str, Any]]) -> nn.Module:
     """Convert layers as noted; a model saved with a head around it may be loaded without, so prefixes may differ."""
-    groups: dict[Settings, list[str]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for module in model.modules():
         if isinstance(module, PreTrainedModel):  # what the file says must not outlive infsa.revert
             vars(module.config).pop("infsa", None)
     names = {name for name, _ in model.named_modules() if name}
     for noted, settings in layers.items():
         inside = (name for name in names if name.endswith(f".{noted}") or noted.endswith(f".{name}"))
-        found = [noted] if noted in names else list(inside)
-        if not found:
+        own = [noted] if noted in names else list(inside)
+        if not own:
             raise ValueError(f"the layer {noted} was converted, and this {type(model).__name__} has none of that name")
-        groups.setdefault(Settings.saved(settings), []).extend(found)
-    for chosen, own in groups.items():
-        convert(model, include=own, inplace=True, **chosen.as_dict())
-    return model
+        found |= dict.fromkeys(own, settings)
+    return convert_as_noted(model, found)
 
 
 def _load_with_decay(

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from ...nn.masks import key_mask_only, padding_of, require, says_only
 from ...ops.masks import allowed_entries
-from ..masks import key_mask_only, padding_of, require
 
 
 def infsa_mask(
@@ -21,9 +21,6 @@ def infsa_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
     """The mask of a whole forward pass: (B, 1, 1, Nk) for padding alone, (B, 1, Nq, Nk) otherwise, True = allowed.
@@ -33,7 +30,8 @@ def infsa_mask(
     composes, are refused unless all of its layers have the row norm: one norm would span what the mask keeps apart.
 
     Example:
-        >>> infsa_mask(1, 3, 3, mask_function=bidirectional_mask_function, attention_mask=torch.ones(1, 3).bool()).shape
+        >>> from infsa.conversion.huggingface import infsa_mask
+        >>> infsa_mask(1, 3, 3, attention_mask=torch.ones(1, 3, dtype=torch.bool)).shape
         torch.Size([1, 1, 1, 3])
     """
     whole = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0 and q_length == kv_length > 1
@@ -43,15 +41,15 @@ def infsa_mask(
         missing = max(kv_offset + kv_length - attention_mask.shape[-1], 0)
         real = pad(attention_mask, (0, missing))[:, None, None, kv_offset : kv_offset + kv_length]
         biased = hasattr(options.get("config"), "use_shared_relative_position_bias")
-        return torch.where(real, 0.0, -torch.inf).to(dtype) if biased else real
+        return torch.where(real, 0.0, -torch.inf).to(options.get("dtype", torch.float32)) if biased else real
     shape: dict[str, Any] = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
-    shape |= {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "device": device}
+    shape |= {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function}
     options["allow_is_causal_skip"] = options.get("allow_is_causal_skip", True) and q_length == 1
-    mask = sdpa_mask(**shape, attention_mask=attention_mask, local_size=local_size, **options)
+    mask = sdpa_mask(**shape, attention_mask=attention_mask, **options)
     if mask is None:
         return None
     if mask_function is not causal_mask_function and not _by_rows(options.get("config")):
-        every = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        every = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "local_size": None}
         pairs = sdpa_mask(**shape, attention_mask=None, **{**options, **every})
         require(
             (pairs[..., 1:, 1:] == pairs[..., :-1, :-1]).all(),  # it depends on the distance alone
@@ -134,20 +132,7 @@ def causal_key_mask(mask: Tensor | None, batch: int, queries: int, keys: int, na
         return key_mask_only(mask, batch, keys, name)
     real = padding_of(mask, batch, keys)
     assert real is not None
-    row = torch.arange(queries, device=mask.device)[:, None] + keys - queries
-    expected = real[:, None, None, :] & (torch.arange(keys, device=mask.device) <= row)
-    kept = (allowed_entries(mask) == expected) | ~real[:, None, keys - queries :, None]
-    if mask.dtype != torch.bool:
-        kept = kept & ((mask == 0) | ~allowed_entries(mask))
+    places = torch.arange(keys - queries, keys, device=mask.device)
+    kept = says_only(mask, real[:, None, None, :] & past_of(places, keys)) | ~real[:, None, keys - queries :, None]
     require(kept.all(), f"{name}: causal Linear-InfSA keeps causality and padding only, got another mask over pairs")
     return real
-
-
-def cross_key_mask(mask: Tensor | None, batch: int, keys: int, name: str) -> Tensor | None:
-    """The padding (B, Nk) of a cross-attention's mask that is the same for every query; any other is refused."""
-    if mask is None:
-        return None
-    allowed = allowed_entries(mask)
-    same = (allowed == allowed[:, :1, :1]) & ((mask == mask[:, :1, :1]) | ~allowed)
-    require(same.all(), f"{name}: Linear-InfSA keeps masks of padding only, got one by query")
-    return key_mask_only(mask[:, :1, :1], batch, keys, name)

@@ -10,7 +10,7 @@ from ...ops.checks import check_count
 from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, split_heads
 from .base import Scaffold
-from .core import QKVAttention, exact, factory, upcast
+from .core import QKVAttention, depthwise_kernel, exact, factory, upcast
 from .layout import Grid, Layout, depthwise, masked_softmax, pool, resize
 
 TABLE = (7, 7)  # the coarse table of a position bias
@@ -89,21 +89,18 @@ class AgentAttention(QKVAttention):
         dim: int,
         num_heads: int,
         *,
-        grid: Grid,
         agents: int = 49,
         position_bias: bool = True,
         kernel_size: int = 3,
         **scaffold: Unpack[Scaffold],
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
+        self.prefix_table = position_bias
         check_count(agents, "agents")
         if math.isqrt(agents) ** 2 != agents:
             raise ValueError(f"agents must be a square number, got {agents!r}")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size!r}")
         self.side = math.isqrt(agents)
-        self.prefix_table = position_bias
-        self.conv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, **factory(scaffold))
+        self.conv = depthwise_kernel(dim, kernel_size, scaffold)
         sizes = (num_heads, agents, self.grid, self.num_prefix)
         self.bias_k = AgentBias(*sizes, **factory(scaffold)) if position_bias else None
         self.bias_q = AgentBias(*sizes, **factory(scaffold)) if position_bias else None

@@ -1,13 +1,13 @@
 """The scaffold of the compared mechanisms: one constructor, one forward, one kind of map."""
 
-from typing import ClassVar, TypedDict
+from typing import ClassVar, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_count, check_token_mask, shape_of
+from ...ops.checks import check_count, check_token_mask
 from ...ops.dtypes import cast_output
-from ..infsa import _check_heads, project_out
+from ..infsa import _check_heads, check_tokens, project_out
 from .layout import Grid, Layout
 
 
@@ -21,8 +21,9 @@ class Projections(TypedDict, total=False):
 
 
 class Scaffold(Projections, total=False):
-    """The constructor arguments of every mechanism beside ``dim``, ``num_heads`` and ``grid``."""
+    """The constructor arguments of every mechanism beside ``dim`` and ``num_heads``."""
 
+    grid: Required[Grid]
     num_prefix: int
 
 
@@ -56,12 +57,16 @@ class Attention(nn.Module):
 
     name: ClassVar[str]
     has_map: ClassVar[bool] = True
-    no_map: ClassVar[str] = ""  # why there is no map
+    no_map: ClassVar[str] = ""  # why there is no map, where there is none
     no_mask: ClassVar[str] = ""  # why a key mask cannot be honoured
     prefix_table: bool = False  # prefix tokens have learned terms, so their number is fixed
 
     extra: nn.Linear | None
     proj: nn.Linear
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.has_map = not cls.no_map
 
     def _describe(self, dim: int, num_heads: int, grid: Grid, num_prefix: int) -> None:
         """Check and keep what every mechanism is built for."""
@@ -86,8 +91,7 @@ class Attention(nn.Module):
 
         Non-negative, in the type of x, without γ. Refused where the mechanism has no such weights.
         """
-        if not self.has_map:
-            raise ValueError(f"{self.name} has no attention map: {self.no_map}")
+        self._require_map()
         layout = self._layout(x, grid, num_prefix, key_mask)
         return cast_output(self._weights(layout.zero_masked(x), layout), x.dtype)
 
@@ -97,9 +101,12 @@ class Attention(nn.Module):
         ``weights @ values`` are the heads before the output projections, up to the convolutions of the mechanisms
         that have one (and for one hop, in Pure InfSA).
         """
+        self._require_map()
+        return self._values(x)
+
+    def _require_map(self) -> None:
         if not self.has_map:
             raise ValueError(f"{self.name} has no attention map: {self.no_map}")
-        return self._values(x)
 
     def offset(self) -> Tensor:
         """What a token receives from heads that give nothing, the biases of the output projections: (D,)."""
@@ -131,8 +138,7 @@ class Attention(nn.Module):
     def _layout(self, x: Tensor, grid: Grid, num_prefix: int, key_mask: Tensor | None) -> Layout:
         """Check the arguments of a call."""
         _check_layout(grid, num_prefix)
-        if x.dim() != 3 or x.shape[2] != self.dim:
-            raise ValueError(f"x must have shape (B, N, {self.dim}), got {shape_of(x)}")
+        check_tokens(x, self.dim)
         if x.shape[1] != num_prefix + grid[0] * grid[1]:
             raise ValueError(
                 f"x must have num_prefix + h·w tokens, got N={x.shape[1]} "

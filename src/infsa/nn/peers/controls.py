@@ -12,7 +12,14 @@ from ..decay import Decay
 from ..infsa import merge_heads, project_values, scale_heads, split_heads
 from .base import Scaffold
 from .core import CoreAttention, exact, factory, linear_options, upcast
-from .layout import Grid, Layout, affine, masked_softmax
+from .layout import Layout, affine, masked_softmax
+
+
+class Pooling(Scaffold, total=False):
+    """The constructor arguments of every mechanism below that pools tokens."""
+
+    gamma: float
+    learn_gamma: bool
 
 
 class PoolAttention(CoreAttention):
@@ -22,16 +29,9 @@ class PoolAttention(CoreAttention):
     """
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        gamma: float = 0.7,
-        learn_gamma: bool = False,
-        **scaffold: Unpack[Scaffold],
+        self, dim: int, num_heads: int, *, gamma: float = 0.7, learn_gamma: bool = False, **scaffold: Unpack[Scaffold]
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
         self.v = nn.Linear(dim, dim, **linear_options(scaffold))
         self.decay = Decay(num_heads, gamma, learn_gamma, **factory(scaffold))
 
@@ -50,12 +50,9 @@ class MeanPool(PoolAttention):
     """y = γ mean_j v_j for every token.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
+        dim, num_heads, **scaffold: see :class:`Attention`; ``grid`` changes nothing.
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head.
-        **scaffold: see :class:`Attention`.
 
     Example:
         >>> MeanPool(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -74,13 +71,10 @@ class EnergyPool(PoolAttention):
     """y = γ Σ_j a_j v_j for every token, a_j = ‖q_j‖ / (Σ ‖q‖ + ε).
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
+        dim, num_heads, **scaffold: see :class:`Attention`; ``grid`` changes nothing.
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head.
         eps: ε.
-        **scaffold: see :class:`Attention`.
 
     Example:
         >>> EnergyPool(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -89,20 +83,10 @@ class EnergyPool(PoolAttention):
 
     name = "energy"
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        gamma: float = 0.7,
-        learn_gamma: bool = False,
-        eps: float = 1e-6,
-        **scaffold: Unpack[Scaffold],
-    ) -> None:
-        super().__init__(dim, num_heads, grid=grid, gamma=gamma, learn_gamma=learn_gamma, **scaffold)
+    def __init__(self, dim: int, num_heads: int, *, eps: float = 1e-6, **pooling: Unpack[Pooling]) -> None:
+        super().__init__(dim, num_heads, **pooling)
         self.eps = eps
-        self.q = nn.Linear(dim, dim, **linear_options(scaffold))
+        self.q = nn.Linear(dim, dim, **linear_options(pooling))
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
         energy = energies(split_heads(self.q(x), self.num_heads), layout.key_mask).unsqueeze(2)
@@ -119,10 +103,7 @@ class Fastformer(CoreAttention):
     cancel.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
-        **scaffold: see :class:`Attention`.
+        dim, num_heads, **scaffold: see :class:`Attention`; ``grid`` changes nothing.
 
     Example:
         >>> Fastformer(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -130,11 +111,10 @@ class Fastformer(CoreAttention):
     """
 
     name = "fastformer"
-    has_map = False
     no_map = "a query multiplies the pooled keys channel by channel"
 
-    def __init__(self, dim: int, num_heads: int, *, grid: Grid, **scaffold: Unpack[Scaffold]) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+    def __init__(self, dim: int, num_heads: int, **scaffold: Unpack[Scaffold]) -> None:
+        super().__init__(dim, num_heads, **scaffold)
         self.q = nn.Linear(dim, dim, **linear_options(scaffold))
         self.k = nn.Linear(dim, dim, **linear_options(scaffold))
         self.score_q = nn.Linear(dim, num_heads, bias=False, **factory(scaffold))

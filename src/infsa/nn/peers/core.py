@@ -44,8 +44,8 @@ class CoreAttention(Attention):
 class QKVAttention(CoreAttention):
     """A mechanism whose queries, keys and values are three projections, kept as one."""
 
-    def __init__(self, dim: int, num_heads: int, *, grid: Grid, **scaffold: Unpack[Scaffold]) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+    def __init__(self, dim: int, num_heads: int, **scaffold: Unpack[Scaffold]) -> None:
+        super().__init__(dim, num_heads, **scaffold)
         self.qkv = nn.Linear(dim, 3 * dim, **linear_options(scaffold))
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -66,6 +66,13 @@ def linear_options(scaffold: Scaffold) -> dict[str, Any]:
 def factory(scaffold: Scaffold) -> dict[str, Any]:
     """What its tensors are built with."""
     return {"device": scaffold.get("device"), "dtype": scaffold.get("dtype")}
+
+
+def depthwise_kernel(channels: int, size: int, scaffold: Scaffold, *, bias: bool = True) -> nn.Conv2d:
+    """A convolution of each channel by itself, the size of the image kept."""
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"kernel_size must be odd, got {size!r}")
+    return nn.Conv2d(channels, channels, size, padding=size // 2, groups=channels, bias=bias, **factory(scaffold))
 
 
 def upcast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, split_heads
 from .base import Scaffold
-from .core import QKVAttention, exact, factory, upcast
-from .layout import Grid, Layout, depthwise, resize
+from .core import QKVAttention, depthwise_kernel, exact, factory, upcast
+from .layout import Layout, depthwise, resize
 
 EPS = 1e-6
 
@@ -38,25 +38,15 @@ class FLatten(QKVAttention):
     name = "flatten"
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        power: float = 3,
-        kernel_size: int = 5,
-        **scaffold: Unpack[Scaffold],
+        self, dim: int, num_heads: int, *, power: float = 3, kernel_size: int = 5, **scaffold: Unpack[Scaffold]
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
         if not power >= 1:
             raise ValueError(f"power must be at least 1, got {power!r}")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size!r}")
         self.power = power
         self.scale = nn.Parameter(torch.empty(dim, **factory(scaffold)))
         self.position = nn.Parameter(torch.empty(dim, *self.grid, **factory(scaffold)))
-        width = self.head_dim
-        self.conv = nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width, **factory(scaffold))
+        self.conv = depthwise_kernel(self.head_dim, kernel_size, scaffold)
         self.reset_own()
 
     def reset_own(self) -> None:

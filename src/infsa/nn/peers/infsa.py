@@ -10,20 +10,36 @@ from .base import Attention, Projections
 from .layout import Grid, Layout
 
 
+class Options(Projections, total=False):
+    """The constructor arguments that both layers share."""
+
+    gamma: float
+    learn_gamma: bool
+    activation: str
+    impl: str
+
+
+class PureOptions(Options, total=False):
+    """Those of Pure InfSA."""
+
+    hops: float
+    dropout: float
+
+
+class LinearOptions(Options, total=False):
+    """Those of Linear-InfSA."""
+
+    tied: bool
+    iterations: int
+    queries: int
+
+
 class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
     """:class:`infsa.nn.PureInfSA` called like the other mechanisms. The map is Â, without γ, whatever ``hops`` is.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
-        gamma: see :class:`infsa.nn.PureInfSA`, as for all that follow.
-        learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
-        hops: path lengths summed inside the layer.
-        dropout: on the attention weights, in training.
-        impl: which implementation runs.
-        **projections: see :class:`Attention`.
+        dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
+        **options: see :class:`infsa.nn.PureInfSA`; ``activation="gelu"`` has no map: its weights can be negative.
 
     Example:
         >>> PureInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -33,32 +49,9 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
     name = "infsa_pure"
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        num_prefix: int = 1,
-        gamma: float = 0.7,
-        learn_gamma: bool = False,
-        activation: str = "relu",
-        hops: float = 1,
-        dropout: float = 0.0,
-        impl: str = "auto",
-        **projections: Unpack[Projections],
+        self, dim: int, num_heads: int, *, grid: Grid, num_prefix: int = 1, **options: Unpack[PureOptions]
     ) -> None:
-        PureInfSA.__init__(
-            self,
-            dim,
-            num_heads,
-            gamma=gamma,
-            learn_gamma=learn_gamma,
-            activation=activation,
-            hops=hops,
-            dropout=dropout,
-            impl=impl,
-            **projections,
-        )
+        PureInfSA.__init__(self, dim, num_heads, **options)
         self._describe(dim, num_heads, grid, num_prefix)
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
@@ -76,17 +69,8 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
     """:class:`infsa.nn.LinearInfSA` called like the other mechanisms. The map is a: one row, or N with ``queries`` > 1.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
-        tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
-        gamma: decay.
-        learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
-        iterations: scoring rounds.
-        queries: central queries per head.
-        impl: which implementation runs.
-        **projections: see :class:`Attention`.
+        dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
+        **options: see :class:`infsa.nn.LinearInfSA`; ``activation="gelu"`` has no map: its weights can be negative.
 
     Example:
         >>> LinearInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -96,34 +80,9 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
     name = "infsa_linear"
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        num_prefix: int = 1,
-        tied: bool = True,
-        gamma: float = 0.7,
-        learn_gamma: bool = False,
-        activation: str = "relu",
-        iterations: int = 1,
-        queries: int = 1,
-        impl: str = "auto",
-        **projections: Unpack[Projections],
+        self, dim: int, num_heads: int, *, grid: Grid, num_prefix: int = 1, **options: Unpack[LinearOptions]
     ) -> None:
-        LinearInfSA.__init__(
-            self,
-            dim,
-            num_heads,
-            tied=tied,
-            gamma=gamma,
-            learn_gamma=learn_gamma,
-            activation=activation,
-            iterations=iterations,
-            queries=queries,
-            impl=impl,
-            **projections,
-        )
+        LinearInfSA.__init__(self, dim, num_heads, **options)
         self._describe(dim, num_heads, grid, num_prefix)
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:

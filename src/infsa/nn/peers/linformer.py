@@ -11,7 +11,7 @@ from ...ops.dtypes import cast_output
 from ..infsa import merge_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, factory, upcast
-from .layout import Grid, Layout, resize
+from .layout import Layout, resize
 
 
 class Linformer(QKVAttention):
@@ -35,21 +35,13 @@ class Linformer(QKVAttention):
     """
 
     name = "linformer"
-    has_map = False
     no_map = "its effective weights over tokens can be negative"
     prefix_table = True
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        rank: int = 256,
-        share_kv: bool = False,
-        **scaffold: Unpack[Scaffold],
+        self, dim: int, num_heads: int, *, rank: int = 256, share_kv: bool = False, **scaffold: Unpack[Scaffold]
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
         check_count(rank, "rank")
         self.rank = rank
         tokens = self.num_prefix + self.grid[0] * self.grid[1]

@@ -10,7 +10,7 @@ from ...ops.checks import check_count
 from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, project_out, split_heads
 from .base import Scaffold, reset_submodules
-from .core import CoreAttention, exact, factory, linear_options, upcast
+from .core import CoreAttention, depthwise_kernel, exact, factory, linear_options, upcast
 from .layout import Grid, Layout, depthwise
 
 EPS = 1e-6
@@ -35,15 +35,14 @@ class MLLACore(CoreAttention):
     """
 
     name = "mlla"
-    has_map = False
     no_map = "rotated queries and keys make its weights negative"
 
-    def __init__(self, dim: int, num_heads: int, *, grid: Grid, **scaffold: Unpack[Scaffold]) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+    def __init__(self, dim: int, num_heads: int, **scaffold: Unpack[Scaffold]) -> None:
+        super().__init__(dim, num_heads, **scaffold)
         if dim % 4:
             raise ValueError(f"dim must be a multiple of 4 for rows, columns and pairs, got {dim}")
         self.qk = nn.Linear(dim, 2 * dim, **linear_options(scaffold))
-        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **factory(scaffold))
+        self.conv = depthwise_kernel(dim, 3, scaffold)
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:
         q, k = self.qk(x).chunk(2, -1)
@@ -79,26 +78,18 @@ class MLLABlock(nn.Module):
         torch.Size([2, 197, 192])
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        mlp_ratio: float = 4.0,
-        **scaffold: Unpack[Scaffold],
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, *, mlp_ratio: float = 4.0, **scaffold: Unpack[Scaffold]) -> None:
         super().__init__()
         hidden = int(dim * mlp_ratio)
         check_count(hidden, f"the MLP's width dim * {mlp_ratio!r}")
         options = factory(scaffold)
-        self.core = MLLACore(dim, num_heads, grid=grid, **scaffold)
-        self.position_1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **options)
+        self.core = MLLACore(dim, num_heads, **scaffold)
+        self.position_1 = depthwise_kernel(dim, 3, scaffold)
         self.norm_1 = nn.LayerNorm(dim, **options)
         self.gate = nn.Linear(dim, dim, **linear_options(scaffold))
         self.enter = nn.Linear(dim, dim, **linear_options(scaffold))
-        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **options)
-        self.position_2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **options)
+        self.conv = depthwise_kernel(dim, 3, scaffold)
+        self.position_2 = depthwise_kernel(dim, 3, scaffold)
         self.norm_2 = nn.LayerNorm(dim, **options)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden, **options), nn.GELU(), nn.Linear(hidden, dim, **options))
 

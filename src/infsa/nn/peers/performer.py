@@ -11,7 +11,7 @@ from ...ops.dtypes import cast_output
 from ..infsa import merge_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, factory, upcast
-from .layout import Grid, Layout
+from .layout import Layout
 
 
 class Performer(QKVAttention):
@@ -22,15 +22,12 @@ class Performer(QKVAttention):
     norms of Gaussian vectors. It estimates softmax well for small scores only.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
+        dim, num_heads, **scaffold: see :class:`Attention`; ``grid`` changes nothing.
         features: m; None means ⌊d ln d⌋, at least 1.
         eps: ε.
         seed: W is a function of the seed: give every layer its own.
         redraw_every: draw a new W after this many calls of ``advance``, 0 for never. Not for compiled models. Draws
             are a function of the seed and their number since construction.
-        **scaffold: see :class:`Attention`.
 
     Example:
         >>> Performer(192, 3, grid=(14, 14), seed=7)(torch.randn(2, 197, 192), (14, 14)).shape
@@ -45,14 +42,13 @@ class Performer(QKVAttention):
         dim: int,
         num_heads: int,
         *,
-        grid: Grid,
         features: int | None = None,
         eps: float = 1e-4,
         seed: int = 0,
         redraw_every: int = 0,
         **scaffold: Unpack[Scaffold],
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
         if features is None:
             features = max(1, int(self.head_dim * math.log(self.head_dim)))
         check_count(features, "features")

@@ -1,10 +1,10 @@
 """The compared mechanisms by name."""
 
 import inspect
-from typing import Any
+from typing import Any, get_args
 
 from .agent import AgentAttention
-from .base import Attention, Scaffold
+from .base import Attention
 from .controls import EnergyPool, Fastformer, MeanPool
 from .flatten import FLatten
 from .infsa import LinearInfSAAttention, PureInfSAAttention
@@ -41,9 +41,10 @@ def attention_options(name: str) -> list[str]:
         >>> attention_options("softmax")
         ['bias', 'device', 'dtype', 'extra_proj', 'fused']
     """
-    parameters = inspect.signature(_mechanism(name)).parameters.values()
-    own = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return sorted((own | Scaffold.__optional_keys__) - {"grid", "num_prefix"})
+    *parameters, rest = inspect.signature(_mechanism(name)).parameters.values()
+    named = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    (others,) = get_args(rest.annotation)  # of Unpack[...]
+    return sorted((named | others.__optional_keys__) - {"grid", "num_prefix"})
 
 
 def create_attention(

@@ -10,7 +10,7 @@ from ...ops.checks import check_count
 from ...ops.dtypes import cast_output
 from ..infsa import merge_heads, split_heads
 from .base import Scaffold
-from .core import CoreAttention, exact, factory, linear_options, upcast
+from .core import CoreAttention, depthwise_kernel, exact, factory, linear_options, upcast
 from .layout import Grid, Layout, affine, depthwise, pool
 
 RIDGE = 0.01  # added to the diagonal of the landmarks' kernel
@@ -42,7 +42,6 @@ class SOFT(CoreAttention):
     """
 
     name = "soft"
-    has_map = False
     no_map = "the inverse of its landmark kernel makes weights negative"
     no_mask = "its landmarks are convolutions over the whole grid"
 
@@ -51,18 +50,15 @@ class SOFT(CoreAttention):
         dim: int,
         num_heads: int,
         *,
-        grid: Grid,
         landmarks: int = 7,
         normalize: bool = True,
         newton_steps: int = 20,
         kernel_size: int = 3,
         **scaffold: Unpack[Scaffold],
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
+        super().__init__(dim, num_heads, **scaffold)
         check_count(landmarks, "landmarks")
         check_count(newton_steps, "newton_steps")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size!r}")
         self.normalize, self.newton_steps = normalize, newton_steps
         sides = min(landmarks, self.grid[0]), min(landmarks, self.grid[1])
         stride = self.grid[0] // sides[0], self.grid[1] // sides[1]
@@ -72,15 +68,7 @@ class SOFT(CoreAttention):
         self.v = nn.Linear(dim, dim, **linear_options(scaffold))
         self.landmark_conv = nn.Conv2d(width, width, stride, stride=stride, **factory(scaffold))
         self.landmark_norm = nn.LayerNorm(width, **factory(scaffold))
-        self.conv = nn.Conv2d(
-            num_heads,
-            num_heads,
-            kernel_size,
-            padding=kernel_size // 2,
-            groups=num_heads,
-            bias=False,
-            **factory(scaffold),
-        )
+        self.conv = depthwise_kernel(num_heads, kernel_size, scaffold, bias=False)
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:
         q, v = split_heads(self.q(x), self.num_heads), split_heads(self.v(x), self.num_heads)

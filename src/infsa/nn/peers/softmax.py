@@ -7,24 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...ops.checks import check_dropout
 from ...ops.dtypes import cast_output
 from ..infsa import merge_heads
 from .base import Scaffold
 from .core import QKVAttention, exact, upcast
-from .layout import Grid, Layout, masked_softmax
+from .layout import Layout, masked_softmax
 
 
 class SoftmaxAttention(QKVAttention):
     """y = softmax(q kᵀ / √d) v.
 
     Args:
-        dim: width D of the tokens.
-        num_heads: H; must divide ``dim``.
-        grid: (h, w); there is no position term.
+        dim, num_heads, **scaffold: see :class:`Attention`; ``grid`` changes nothing.
         fused: use ``scaled_dot_product_attention``; otherwise the N×N matrix is formed, in float32. Fused kernels
             recompute probabilities in the backward pass; scores above about 1e6 make their gradients explode.
         dropout: on the attention weights, in training.
-        **scaffold: see :class:`Attention`.
 
     Example:
         >>> SoftmaxAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -34,18 +32,10 @@ class SoftmaxAttention(QKVAttention):
     name = "softmax"
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: Grid,
-        fused: bool = True,
-        dropout: float = 0.0,
-        **scaffold: Unpack[Scaffold],
+        self, dim: int, num_heads: int, *, fused: bool = True, dropout: float = 0.0, **scaffold: Unpack[Scaffold]
     ) -> None:
-        super().__init__(dim, num_heads, grid=grid, **scaffold)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout!r}")
+        super().__init__(dim, num_heads, **scaffold)
+        check_dropout(dropout, "dropout")
         self.fused, self.dropout = fused, dropout
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:

@@ -28,22 +28,13 @@ REFUSED = {
     "mvitv2.MultiScaleAttentionPoolFirst": "it multiplies queries with keys laid out by head, not by token",
 }
 
-_GATE = "it gates channels or positions; there is no attention between tokens"
-KEPT = dict.fromkeys(
-    (
-        "cbam.ChannelAttn",
-        "cbam.LightChannelAttn",
-        "cbam.SpatialAttn",
-        "cbam.LightSpatialAttn",
-        "coord_attn.CoordAttn",
-        "coord_attn.SimpleCoordAttn",
-        "coord_attn.EfficientLocalAttn",
-        "coord_attn.StripAttn",
-        "selective_kernel.SelectiveKernelAttn",
-        "split_attn.SplitAttn",
-    ),
-    _GATE,
-) | {
+_GATES = (
+    "cbam.ChannelAttn cbam.LightChannelAttn cbam.SpatialAttn cbam.LightSpatialAttn coord_attn.CoordAttn "
+    "coord_attn.SimpleCoordAttn coord_attn.EfficientLocalAttn coord_attn.StripAttn "
+    "selective_kernel.SelectiveKernelAttn split_attn.SplitAttn"
+)
+KEPT = {
+    **dict.fromkeys(_GATES.split(), "it gates channels or positions; there is no attention between tokens"),
     "nextvit.ConvAttention": "it is a grouped convolution; there is no attention between tokens",
     "efficientvim.HSMSSD": "it is a state-space mixer; there is no attention between tokens",
 }
