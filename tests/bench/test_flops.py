@@ -32,6 +32,13 @@ def test_counts_are_the_formulas(mechanism, shape):
     assert count(layer).macs == attention_formula(case)
 
 
+@pytest.mark.parametrize(("width", "patch", "size"), [(128, 16, (64, 96)), (40, 8, (64, 48)), (24, 1, (5, 7))])
+def test_convolutions_count(width, patch, size):
+    case = Case("infsa_linear", 2, 4, size, width=width, patch=patch, stem="conv")
+    assert count(case).macs == formula(case)
+    assert count(case).attention_macs == 2 * attention_formula(case)
+
+
 @pytest.mark.parametrize("mechanism", [*NINE, *CONTROLS])
 def test_a_backward_pass_is_two_forward_passes(mechanism):
     """Every product has two gradients, except that images and constant factors need none."""

@@ -182,6 +182,8 @@ def test_a_broken_tree(kind, monkeypatch, capsys, tmp_path):
         (["--model-option", "num_heads=3"], "num_heads", 1),
         (["--model-option", "gamma=2"], "gamma", 1),
         (["--model-option", "gamma"], "'gamma'", 2),
+        (["--stem", "hybrid"], "stem must be one of .* got 'hybrid'", 1),
+        (["--stem", "conv", "--model-option", "patch_size=6"], "powers of two", 1),
         (["--data-option", "colour=red"], "colour", 1),
         (["--data-option", "length=many"], "many", 1),
         (["--data-option", "classes=1"], "classes", 1),

@@ -70,7 +70,7 @@ def test_the_compiler_is_told_of_constants_as_torch_tells_it():
         return True
 
     marked = vars(torch.compiler.assume_constant_result(answer))
-    for function in (tracing.exporting, dispatch._kernels_run_on, tracing._functions_transformed):
+    for function in (tracing.exporting, dispatch.kernels_run_on, tracing._functions_transformed):
         assert vars(function) == marked
 
 

@@ -50,6 +50,7 @@ def test_mlla_block_and_agent_without_biases():
         ("infvit_pure_24l16h_patch16_224", 304.33, 330.57),
         ("infvit_linear_4l64h_patch16_224", 48.20, 53.45),
         ("infvit_linear_24l16h_patch16_224", 279.14, 305.38),
+        ("infvit_linear_conv_4l64h_patch16_224", 63.06, 68.30),
     ],
 )
 def test_the_papers_table(name, plain, paper):

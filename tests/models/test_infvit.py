@@ -6,7 +6,7 @@ from torch.nn.functional import interpolate
 
 import infsa
 from infsa.models.infvit import InfViT
-from infsa.models.positions import resize_positions
+from infsa.models.patches import learned_positions
 
 from .helpers import NAMES, SMALL, images, small
 
@@ -59,13 +59,13 @@ def test_positions_equal_torchs_bicubic(grid):
     table = torch.randn(6 * 4, 8, dtype=torch.float64)
     image = table.unflatten(0, (6, 4)).permute(2, 0, 1)[None]
     expected = interpolate(image, size=grid, mode="bicubic", align_corners=False, antialias=False)
-    torch.testing.assert_close(resize_positions(table, (6, 4), grid), expected[0].permute(1, 2, 0).flatten(0, 1))
+    torch.testing.assert_close(learned_positions(table, (6, 4), grid), expected[0].permute(1, 2, 0).flatten(0, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_positions_are_resized_in_float32(dtype):
     table = torch.randn(16, 8).to(dtype)
-    assert resize_positions(table, (4, 4), (5, 6)).dtype == torch.float32
+    assert learned_positions(table, (4, 4), (5, 6)).dtype == torch.float32
     assert small().to(dtype).positions((5, 6)).dtype == dtype
 
 

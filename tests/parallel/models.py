@@ -39,6 +39,7 @@ MODELS = [
     ("infsa_linear", {"readout": "series", "pos_embed": "none", "attention_options": {"tied": False, "queries": 3}}),
     ("infsa_pure", {"global_pool": "avgmax", "learn_gamma": True}),
     ("infsa_linear", {"global_pool": "max", "mlp_chunk": 5, "decay": "geometric"}),
+    ("infsa_pure", {"stem": "conv"}),
 ]
 
 
@@ -73,7 +74,24 @@ def fewer_rows_than_ranks():
 def padded_edges():
     """Sides that the patch does not divide: the lowest strip is padded as the whole image is."""
     images, targets = torch.randn(2, 3, 61, 43, dtype=torch.float64), torch.tensor([1, 0])
-    alone_and_together(small(dynamic_img_pad=True), images, targets, own=parallel.strip_of(61, 8, None))
+    for stem in ("patch", "conv"):
+        model = small(dynamic_img_pad=True, stem=stem)
+        alone_and_together(model, images, targets, own=parallel.strip_of(61, 8, None))
+
+
+@check(2, 4)
+def margins_of_several_ranks():
+    """Strips of one row of patches, or none: a convolutional stem sees more rows than the next rank has."""
+    images, targets = torch.randn(2, 3, 29, 21, dtype=torch.float64), torch.tensor([1, 0])
+    rank, world = dist.get_rank(), dist.get_world_size()
+    edges = [0, 16, 29] if world == 2 else [0, 0, 8, 16, 29]
+    model = small(dynamic_img_pad=True, stem="conv", patch_size=8, depth=1)
+    pixels = images.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(nn.functional.cross_entropy(model(pixels), targets), pixels)
+    sharded = alone_and_together(model, images, targets, own=slice(*edges[rank : rank + 2]))
+    strip = images[:, :, slice(*edges[rank : rank + 2])].clone().requires_grad_()
+    (found,) = torch.autograd.grad(nn.functional.cross_entropy(sharded(strip), targets), strip)
+    assert_near(found / world, expected[:, :, slice(*edges[rank : rank + 2])], 1e-11)  # all ranks have the same loss
 
 
 @check(2, 4)

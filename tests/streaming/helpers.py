@@ -26,6 +26,8 @@ VARIANTS = {
     "queries series": {"attention_options": {"queries": 3}, "readout": "series", "global_pool": "avg"},
     "untied": {"attention_options": {"tied": False}},
     "patch 8 x 4": {"patch_size": (8, 4)},
+    "conv": {"stem": "conv"},
+    "conv 8 x 2": {"stem": "conv", "patch_size": (8, 2), "img_size": 8, "pos_embed": "sincos"},
 }
 
 

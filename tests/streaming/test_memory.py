@@ -89,7 +89,8 @@ import re, sys
 import infsa, infsa.streaming
 from infsa.streaming.memory import parse_bytes, resident
 
-model = infsa.models.InfViT(img_size=64, patch_size=16, embed_dim=64, depth=1, num_heads=4, num_classes=5).eval()
+shape = {"img_size": 64, "patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 4, "num_classes": 5}
+model = infsa.models.InfViT(**shape, stem=sys.argv[2]).eval()
 try:
     infsa.stream(model, sys.argv[1], tile=512, memory="1MiB")
 except ValueError as error:
@@ -102,10 +103,11 @@ print(budget, room, result.peak_memory, int(re.search(r"VmHWM:\\s+(\\d+) kB", st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux counts it")
-def test_the_least_budget_is_obeyed(tmp_path):
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+def test_the_least_budget_is_obeyed(stem, tmp_path):
     """In a process of its own: 6144 × 4096 pixels, whose model input alone would take 288 MiB."""
     np.save(tmp_path / "image.npy", np.random.default_rng(0).integers(0, 255, (6144, 4096, 3), np.uint8))
-    command = [sys.executable, "-c", PROBE, str(tmp_path / "image.npy")]
+    command = [sys.executable, "-c", PROBE, str(tmp_path / "image.npy"), stem]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     budget, room, peak, highest = (int(word) for word in out.split())
     assert room < 6144 * 4096 * 3 * 4

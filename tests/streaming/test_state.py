@@ -32,7 +32,9 @@ def interrupted(model, x, stops, path, **options):
 
 
 @pytest.mark.parametrize("strategy", ["recompute", "spill"])
-@pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"attention_options": {"iterations": 2}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"global_pool": "avg"}, {"attention_options": {"iterations": 2}}, {"stem": "conv"}], ids=str
+)
 def test_stopped_and_resumed_equals_uninterrupted(strategy, options, tmp_path):
     """12 tiles a pass: stopped in the first pass, at half of all, and once more soon after."""
     model, x = small(torch.float32, **options), picture(64, 180, torch.float32)

@@ -10,6 +10,7 @@ from PIL import Image
 import infsa
 from infsa.streaming import open_source
 from infsa.streaming.source import Colours
+from infsa.streaming.strip_reader import StripSource
 
 from .helpers import relative, small
 from .test_sources import pixels
@@ -79,6 +80,22 @@ def test_streamed_equals_in_memory_for_every_tile_and_patch(name, patch, tiles, 
         for tile in tiles:
             found = infsa.stream(model, tmp_path / name, tile=tile, strategy="recompute").logits
             assert relative(found, expected) < bound
+
+
+@pytest.mark.parametrize("name", ["rgb.png", "alpha.png"])
+def test_a_margin_across_bands_is_decoded_once(name, tmp_path, monkeypatch):
+    """A convolutional stem sees rows of the bands above and below; every pass still goes down the file once."""
+    array, opened = FILES[name](tmp_path / name), []
+    model = small(patch_size=(8, 4), img_size=32, depth=1, stem="conv")
+    with torch.no_grad():
+        expected = model(Colours(model)(array))
+    beginning = StripSource._open
+    monkeypatch.setattr(StripSource, "_open", lambda source: opened.append(source) or beginning(source))
+    for tile in (8, 24, 88, 1024):
+        opened.clear()
+        found = infsa.stream(model, tmp_path / name, tile=tile, strategy="recompute")
+        assert relative(found.logits, expected) < 1e-12
+        assert len(opened) == found.passes
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}], ids=str)

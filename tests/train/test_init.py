@@ -125,6 +125,17 @@ def test_the_classifier_follows_the_names_of_the_classes(classes, said, sources,
         assert torch.equal(made.head.weight[index], wanted)
 
 
+def test_another_stem_starts_anew(sources, model):
+    """Patches embedded one by one give convolutions no weights, and a line says so; all else is taken."""
+    recipe = completed(tuned("shapes", sources / "saved", model_options={"stem": "conv"}))
+    notes = []
+    made = build_model(recipe, NAMES, notes=notes)
+    assert made.stem == "conv"
+    assert notes[0].endswith("its classifier of 3 classes, and a new stem: 'conv' takes no weights of another")
+    for name, value in model.state_dict().items():
+        assert name.startswith("patch_embed.") or torch.equal(made.state_dict()[name], value), name
+
+
 def test_a_run_learns_is_saved_with_its_view_and_goes_on_without_the_weights(sources, photos, tmp_path, monkeypatch):
     shutil.copytree(sources / "saved", tmp_path / "weights")
     rows = []

@@ -62,7 +62,8 @@ def build_module(case: Case, device: torch.device | str, options: dict[str, Any]
     if case.part == "model":
         model = InfViT(
             case.size, case.patch, embed_dim=case.width, depth=case.depth, num_heads=case.heads, num_classes=CLASSES,
-            attention=case.variant.attention, attention_options=options, attention_grid=grid, **factory,
+            attention=case.variant.attention, attention_options=options, attention_grid=grid, stem=case.stem,  # type: ignore[arg-type]
+            **factory,
         )  # fmt: skip
         for block in model.blocks if unfused else ():
             block.attn = UnfusedSoftmax(case.width, case.heads, grid=grid, **factory)

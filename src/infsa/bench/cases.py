@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..models.options import check_choice
+from ..models.options import check_choice, check_stem
 from ..ops.checks import check_count
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -75,6 +75,7 @@ class Case:
     part: str = "model"
     energy: bool = False
     limit: bool = False
+    stem: str = "patch"
 
     def __post_init__(self) -> None:
         check_choice("mechanism", self.mechanism, tuple(VARIANTS))
@@ -82,6 +83,7 @@ class Case:
             check_choice(name, getattr(self, name), choices)
         for name in ("depth", "heads", "batch", "width", "patch"):
             check_count(getattr(self, name), name)
+        check_stem(self.stem, self.patch)
         if self.patch > BASE:
             raise ValueError(f"patch may be {BASE} at most, the size that tables are made for, got {self.patch}")
         if self.width % self.heads:
@@ -90,6 +92,8 @@ class Case:
             raise ValueError(f"both sides must be multiples of the patch {self.patch}, got {self.size}")
         if self.part == "attention" and self.depth != 1:
             raise ValueError(f"part='attention' is one layer, got depth={self.depth}")
+        if self.part == "attention" and self.stem != "patch":
+            raise ValueError(f"part='attention' has no stem, got stem={self.stem!r}")
         if self.limit and self.energy:
             raise ValueError("a limit row has no energy, got limit=True and energy=True")
         if self.limit and self.size[0] != self.size[1]:
@@ -112,10 +116,11 @@ class Case:
 
     @property
     def config(self) -> str:
-        """The depth configuration, as in ``4L-64H``; other widths and patches follow, as in ``12L-12H-768-14``."""
+        """The depth configuration, as in ``4L-64H``; another width, patch or stem follows: ``12L-12H-768-14``."""
         patch = f"-{self.patch}" if self.patch != PATCH else ""
         width = f"-{self.width}" if self.width != WIDTH or patch else ""
-        return f"{self.depth}L-{self.heads}H{width}{patch}"
+        stem = f"-{self.stem}" if self.stem != "patch" else ""
+        return f"{self.depth}L-{self.heads}H{width}{patch}{stem}"
 
     @property
     def group(self) -> str:
@@ -151,10 +156,13 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def parse_config(text: str) -> dict[str, int]:
-    """``4L-64H``, ``12L-12H-768`` or ``12L-12H-768-14`` (layers, heads, width, patch) as arguments of a case."""
-    match = re.fullmatch(r"(\d+)L-(\d+)H(?:-(\d+))?(?:-(\d+))?", text)
+def parse_config(text: str) -> dict[str, Any]:
+    """``4L-64H``, ``12L-12H-768-14`` or ``4L-64H-conv`` (layers, heads, width, patch, stem) as arguments of a case."""
+    match = re.fullmatch(r"(\d+)L-(\d+)H(?:-(\d+))?(?:-(\d+))?(?:-(conv))?", text)
     if not match:
         raise ValueError(f"a configuration is written like 4L-64H or 12L-12H-768, got {text!r}")
-    names = ("depth", "heads", "width", "patch")
-    return {name: int(value) for name, value in zip(names, match.groups(), strict=True) if value}
+    *numbers, stem = match.groups()
+    found = {
+        name: int(value) for name, value in zip(("depth", "heads", "width", "patch"), numbers, strict=True) if value
+    }
+    return found | ({"stem": stem} if stem else {})

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..models.patches import stage_widths
 from .build import CLASSES, build_module, make_call
 from .cases import BASE, Case
 
@@ -42,7 +43,7 @@ def count(case: Case) -> Count:
         10388422656
     """
     plain = replace(case, batch=1, energy=False, compile="none", mechanism=_counted_as(case.mechanism))
-    layer = _counted(replace(plain, part="attention", depth=1))
+    layer = _counted(replace(plain, part="attention", depth=1, stem="patch"))
     if case.part == "attention":
         return Count(layer, layer)
     one, two = (_counted(replace(plain, depth=depth)) for depth in (1, 2))
@@ -133,10 +134,21 @@ def formula(case: Case) -> int:
     layer = attention_formula(case)
     if case.part == "attention":
         return layer
-    patches = case.grid[0] * case.grid[1]
-    stem = patches * 3 * case.patch**2 * case.width
     block = layer + 8 * case.tokens * case.width**2
-    return stem + case.depth * block + case.width * CLASSES
+    return _stem_formula(case) + case.depth * block + case.width * CLASSES
+
+
+def _stem_formula(case: Case) -> int:
+    """The embedding of the patches: one product each, or convolutions of 3 × 3 that halve the sides."""
+    (rows, columns), width = case.grid, case.width
+    if case.stem == "patch":
+        return rows * columns * 3 * case.patch**2 * width
+    total, before = 0, 3
+    for stage, after in enumerate(widths := stage_widths(width, case.patch.bit_length() - 1), start=1):
+        left = len(widths) - stage
+        total += 9 * before * after * (((rows + 1) << left) - 1) * (((columns + 1) << left) - 1)
+        before = after
+    return total + 9 * before * width * rows * columns  # the last one, on the grid
 
 
 def flop_crossover(a: Case, b: Case, most: int = 2**15) -> int | None:

@@ -36,7 +36,9 @@ def bench(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(help="4L-64H, 24L-16H, 12L-12H-768, ...: layers, heads, width, patch.", show_default="4L-64H"),
+        typer.Option(
+            help="4L-64H, 12L-12H-768, 4L-64H-conv, ...: layers, heads, width, patch, stem.", show_default="4L-64H"
+        ),
     ] = None,
     resolution: Annotated[
         list[str] | None, typer.Option(help="1024 or 512x768; may be repeated.", show_default="224; 512 in a search")

@@ -27,6 +27,7 @@ def train(
     accept_new_data: Annotated[
         bool, typer.Option("--accept-new-data", help="With --resume: go on although the images have changed.")
     ] = False,
+    stem: Annotated[str | None, typer.Option(help="patch, or conv: patches that see their neighbours.")] = None,
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -45,7 +46,7 @@ def train(
     from ..train import Recipe, read_recipe
     from ..train import train as train_recipe
 
-    pairs = model_option or [], data_option or []
+    pairs = [*(model_option or []), *([f"stem={stem}"] if stem else [])], data_option or []
     notes, asked = list[str](), set[str]()
     if resume:
         if recipe is not None or config is not None:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..nn.peers.layout import resizing
 from .gelu import HALF
 from .infvit import InfViT
 from .patches import disjoint, project, unfold
-from .positions import base_coordinates, cubic_weights
 
 MOST_CELLS = 256  # of the base grid, filled up: more would make the product longer than resizing by itself takes
 STEP = 16  # numbers that GPUs take at a time in such a product; both axes of the base grid are filled up to it
@@ -42,8 +42,8 @@ def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
 
 def cubic_cells(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
     """The weights that resize positions bicubically from a base grid: (h·w, h0, w0), float32, h0 and w0 filled up."""
-    axes = zip(grid, base, strict=True)
-    weights = (cubic_weights(base_coordinates(size, b, torch.float32, device), b) for size, b in axes)
+    like = torch.empty(0, device=device)
+    weights = (resizing(size, b, like) for size, b in zip(grid, base, strict=True))
     down, across = (nn.functional.pad(w, (0, -w.shape[1] % STEP)) for w in weights)
     return (down[:, None, :, None] * across[None, :, None, :]).flatten(0, 1)
 

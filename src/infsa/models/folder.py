@@ -15,6 +15,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from .header import parse
 from .infvit import InfViT
 from .options import WITH_DECAY
+from .patches import FIRST_CONV
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
@@ -42,7 +43,8 @@ def label_names(model: InfViT) -> list[str] | None:
 def folder_config(model: InfViT) -> dict[str, Any]:
     """The content of ``config.json``: arguments and labels for Hugging Face, architecture and data for timm."""
     known = {k: v for k, v in getattr(model, "pretrained_cfg", {}).items() if v is not None and k not in ORIGIN}
-    data: dict[str, Any] = {"first_conv": "patch_embed.proj", "classifier": "head", **known}  # timm's loader asks
+    first_conv = FIRST_CONV[model.stem if max(model.patch_embed.patch_size) > 1 else "patch"]
+    data: dict[str, Any] = {"classifier": "head", **known, "first_conv": first_conv}  # timm's loader asks
     data |= {"num_classes": model.num_classes, "input_size": (model.in_chans, *model.patch_embed.img_size)}
     names = label_names(model)
     labels: dict[str, Any] = {}

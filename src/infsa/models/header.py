@@ -20,7 +20,7 @@ from ..nn.peers import ATTENTIONS
 from ..nn.peers.registry import attention_options
 from ..ops.activation import ACTIVATIONS
 from ..ops.dispatch import NAMES
-from .options import POOLS
+from .options import POOLS, STEMS
 
 LARGEST_HEADER = 16 << 20  # bytes of a file's whole header, and of
 LARGEST_ENTRY = 4 << 20  # one entry of it
@@ -135,6 +135,7 @@ ARGUMENTS = {  # of InfViT
     "proj_drop_rate": RATE,
     "attn_drop_rate": RATE,
     "drop_path_rate": RATE,
+    "stem": one_of(*STEMS),
 }
 
 DATA = {  # of timm's data configuration: what weights know of the images they were trained on

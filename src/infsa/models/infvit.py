@@ -16,8 +16,7 @@ from ..ops.rows import linear
 from .block import Block
 from .maps import attention_maps
 from .options import WITH_DECAY, check_options
-from .patches import embed_patches
-from .positions import resize_table, sincos_positions
+from .patches import ALL, ConvStem, embed_patches, learned_positions, resize_table, sincos_positions
 from .timm_interface import TimmInterface
 
 
@@ -27,6 +26,8 @@ class InfViT(TimmInterface):
     Args:
         img_size: base image size; with ``dynamic_img_size`` other sizes run too.
         patch_size: side of a patch.
+        stem: ``"patch"`` embeds every patch by itself; ``"conv"`` by a few convolutions that see its neighbours too,
+            for patches whose sides are powers of two; see :class:`infsa.models.patches.ConvStem`.
         in_chans: image channels.
         num_classes: classes; 0 for features only.
         global_pool: ``"token"`` (CLS), ``"avg"``, ``"max"``, ``"avgmax"`` or ``""``; see timm.
@@ -94,6 +95,7 @@ class InfViT(TimmInterface):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        stem: Literal["patch", "conv"] = "patch",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -115,7 +117,8 @@ class InfViT(TimmInterface):
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
-        self.patch_embed = PatchEmbed(
+        self.stem = stem
+        self.patch_embed: PatchEmbed = (ConvStem if stem == "conv" else PatchEmbed)(
             img_size, patch_size, in_chans, embed_dim,  # type: ignore[arg-type]  # a pair is a patch size too
             output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=dynamic_img_pad, **factory,
         )  # fmt: skip
@@ -206,21 +209,45 @@ class InfViT(TimmInterface):
 
     def positions(self, grid: tuple[int, int]) -> Tensor | None:
         """Positions of prefix and patches on a grid, (1, N, D), or None; prefix tokens of sin-cos get zeros."""
+        if self.pos_embed is not None and self._is_base(grid):
+            return self.pos_embed
+        return self.join_positions(self.patch_positions(grid), self.num_prefix_tokens)
+
+    def patch_positions(self, grid: tuple[int, int], rows: slice = ALL, columns: slice = ALL) -> Tensor | None:
+        """Positions of the patches in a window of a grid, (rows · columns, D), or None."""
         base = self.patch_embed.grid_size
         if self.pos_kind == "none":
             return None
         if self.pos_embed is None:
-            like = self.patch_embed.proj.weight
-            table = sincos_positions(base, grid, self.embed_dim, like.dtype, like.device).to(like.dtype)
-            return nn.functional.pad(table, (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
-        if all(statically_known_true(size == b) for size, b in zip(grid, base, strict=True)):
-            return self.pos_embed  # asked this way, a dynamic size stays dynamic; resizing would give the same
-        return resize_table(self.pos_embed, base, grid, self.num_prefix_tokens)
+            return sincos_positions(base, grid, self.embed_dim, self.patch_embed.proj.weight, rows, columns)
+        table = self.pos_embed[0, self.num_prefix_tokens :]
+        if self._is_base(grid):
+            return table.unflatten(0, base)[rows, columns].flatten(0, 1)
+        return learned_positions(table, base, grid, rows, columns).to(table.dtype)
+
+    def join_positions(self, patches: Tensor | None, prefix: int) -> Tensor | None:
+        """Positions of so many prefix tokens and of patches (n, D) in one table, (1, prefix + n, D)."""
+        if patches is None:
+            return None
+        if self.pos_embed is None:
+            return nn.functional.pad(patches, (0, 0, prefix, 0)).unsqueeze(0)
+        return torch.cat([self.pos_embed[:, :prefix], patches.unsqueeze(0)], 1)
+
+    def _is_base(self, grid: tuple[int, int]) -> bool:
+        """Whether a grid surely is the base grid; asked this way, a dynamic size stays dynamic."""
+        base = self.patch_embed.grid_size
+        return all(statically_known_true(size == b) for size, b in zip(grid, base, strict=True))
 
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images to tokens with positions, (B, N, D), and their grid."""
         grid = self.grid_of(images)
-        return self.with_positions(embed_patches(self.patch_embed, images), grid), grid
+        return self.with_positions(self.embed_patches(images), grid), grid
+
+    def embed_patches(self, images: Tensor, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        """Images to patches without positions, (B, h·w, D); see :func:`infsa.models.patches.embed_patches`."""
+        if self.stem == "conv":
+            return self._checkpointed(embed_patches, self.patch_embed, images, rows, columns)
+        return embed_patches(self.patch_embed, images, rows, columns)
 
     def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""

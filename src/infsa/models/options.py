@@ -5,6 +5,7 @@ from typing import Any
 from ..ops.checks import check_count
 
 WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
+STEMS = ("patch", "conv")
 POOLS = ("", "token", "avg", "max", "avgmax")
 
 
@@ -19,6 +20,14 @@ def check_pool(global_pool: str, class_token: bool) -> None:
     check_choice("global_pool", global_pool, POOLS)
     if global_pool == "token" and not class_token:
         raise ValueError("global_pool='token' needs class_token=True, got class_token=False")
+
+
+def check_stem(stem: str, patch_size: int | tuple[int, int]) -> None:
+    """Refuse a stem that does not exist, and patches that halving does not lead to."""
+    check_choice("stem", stem, STEMS)
+    sides = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    if stem == "conv" and not all(side > 0 and side & (side - 1) == 0 for side in sides):
+        raise ValueError(f"stem='conv' needs patches whose sides are powers of two, got patch_size={patch_size!r}")
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -37,6 +46,7 @@ def check_options(options: dict[str, Any]) -> None:
     for name in sorted(taken & set(options["attention_options"] or {})):
         raise ValueError(f"attention_options does not take {name!r}: it follows from the model's own arguments")
     check_pool(options["global_pool"], options["class_token"])
+    check_stem(options["stem"], options["patch_size"])
     check_choice("pos_embed", options["pos_embed"], ("learn", "sincos", "none"))
     check_choice("decay", options["decay"], ("constant", "geometric"))
     check_choice("readout", options["readout"], ("last", "series"))

@@ -10,7 +10,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from .infvit import InfViT
-from .positions import resize_table
+from .patches import FIRST_CONV, resize_table
 from .weights import read_data_config, without_prefix
 
 SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose weights come with the package
@@ -22,8 +22,10 @@ def shipped_weights(name: str) -> Path | None:
     return Path(__file__).with_name("shipped") / f"{name}.safetensors" if name in SHIPPED else None
 
 
-def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
-    """Data settings; the paper validates at 224 out of 257 pixels."""
+def _cfg(name: str) -> dict[str, Any]:
+    """Data settings of a model; the paper validates at 224 out of 257 pixels."""
+    preset, file = PRESETS[name], shipped_weights(name)
+    size = preset.get("img_size", 224)
     return {
         "num_classes": 1000,
         "input_size": (3, size, size),
@@ -32,28 +34,30 @@ def _cfg(size: int = 224, **overrides: Any) -> dict[str, Any]:
         "interpolation": "bicubic",
         "mean": IMAGENET_DEFAULT_MEAN,
         "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
+        "first_conv": FIRST_CONV[preset.get("stem", "patch")],
         "classifier": "head",
         "fixed_input_size": False,
         "license": "mit",
-        **overrides,
+        **({} if file is None else {"file": str(file)}),
     }
 
-
-default_cfgs = generate_default_cfgs(
-    {
-        "infvit_linear_4l64h_patch16_224": _cfg(),
-        "infvit_pure_4l16h_patch16_224": _cfg(),
-        "infvit_linear_24l16h_patch16_224": _cfg(),
-        "infvit_pure_24l16h_patch16_224": _cfg(),
-        "vit_4l16h_patch16_224": _cfg(),
-        "vit_24l16h_patch16_224": _cfg(),
-        **{name: _cfg(64, file=str(shipped_weights(name))) for name in SHIPPED},
-    }
-)
-MODELS = tuple(default_cfgs)
 
 TINY: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 192, "depth": 6}
+PRESETS: dict[str, dict[str, Any]] = {
+    "infvit_linear_4l64h_patch16_224": {"depth": 4, "num_heads": 64, "attention": "infsa_linear"},
+    "infvit_pure_4l16h_patch16_224": {"depth": 4, "num_heads": 16, "attention": "infsa_pure"},
+    "infvit_linear_24l16h_patch16_224": {"depth": 24, "num_heads": 16, "attention": "infsa_linear"},
+    "infvit_pure_24l16h_patch16_224": {"depth": 24, "num_heads": 16, "attention": "infsa_pure"},
+    "vit_4l16h_patch16_224": {"depth": 4, "num_heads": 16, "attention": "softmax"},
+    "vit_24l16h_patch16_224": {"depth": 24, "num_heads": 16, "attention": "softmax"},
+    "infvit_linear_conv_4l64h_patch16_224": {"depth": 4, "num_heads": 64, "attention": "infsa_linear", "stem": "conv"},
+    "infvit_linear_tiny": {**TINY, "num_heads": 12, "attention": "infsa_linear"},
+    "infvit_pure_tiny": {**TINY, "num_heads": 3, "attention": "infsa_pure"},
+    "vit_tiny": {**TINY, "num_heads": 3, "attention": "softmax"},
+    "infvit_linear_conv_tiny": {**TINY, "num_heads": 12, "attention": "infsa_linear", "stem": "conv"},
+}
+MODELS = tuple(PRESETS)
+default_cfgs = generate_default_cfgs({name: _cfg(name) for name in MODELS})
 
 
 def fit_weights(weights: dict[str, Tensor], model: InfViT) -> dict[str, Tensor]:
@@ -102,59 +106,13 @@ def _create(name: str, pretrained: bool, overrides: dict[str, Any], **preset: An
         raise ValueError(f"{name}: its weights could not be loaded: {reason}") from error
 
 
-@register_model
-def infvit_linear_4l64h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Linear InfViT, 4 layers, 64 heads of width 16."""
-    name = "infvit_linear_4l64h_patch16_224"
-    return _create(name, pretrained, kwargs, depth=4, num_heads=64, attention="infsa_linear")
+def _register(name: str) -> None:
+    def build(pretrained: bool = False, **kwargs: Any) -> InfViT:
+        return _create(name, pretrained, kwargs, **PRESETS[name])
+
+    build.__name__ = build.__qualname__ = name
+    globals()[name] = register_model(build)  # timm lists it in __all__
 
 
-@register_model
-def infvit_pure_4l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Pure InfViT, 4 layers, 16 heads of width 64."""
-    name = "infvit_pure_4l16h_patch16_224"
-    return _create(name, pretrained, kwargs, depth=4, num_heads=16, attention="infsa_pure")
-
-
-@register_model
-def infvit_linear_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Linear InfViT, 24 layers, 16 heads."""
-    name = "infvit_linear_24l16h_patch16_224"
-    return _create(name, pretrained, kwargs, depth=24, num_heads=16, attention="infsa_linear")
-
-
-@register_model
-def infvit_pure_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Pure InfViT, 24 layers, 16 heads."""
-    name = "infvit_pure_24l16h_patch16_224"
-    return _create(name, pretrained, kwargs, depth=24, num_heads=16, attention="infsa_pure")
-
-
-@register_model
-def vit_4l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Softmax ViT, 4 layers, 16 heads: the baseline in the same scaffold."""
-    return _create("vit_4l16h_patch16_224", pretrained, kwargs, depth=4, num_heads=16, attention="softmax")
-
-
-@register_model
-def vit_24l16h_patch16_224(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Softmax ViT, 24 layers, 16 heads."""
-    return _create("vit_24l16h_patch16_224", pretrained, kwargs, depth=24, num_heads=16, attention="softmax")
-
-
-@register_model
-def infvit_linear_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Linear InfViT for 64 px: width 192, 6 layers, 12 heads."""
-    return _create("infvit_linear_tiny", pretrained, kwargs, **TINY, num_heads=12, attention="infsa_linear")
-
-
-@register_model
-def infvit_pure_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Pure InfViT for 64 px: width 192, 6 layers, 3 heads."""
-    return _create("infvit_pure_tiny", pretrained, kwargs, **TINY, num_heads=3, attention="infsa_pure")
-
-
-@register_model
-def vit_tiny(pretrained: bool = False, **kwargs: Any) -> InfViT:
-    """Softmax ViT for 64 px: width 192, 6 layers, 3 heads."""
-    return _create("vit_tiny", pretrained, kwargs, **TINY, num_heads=3, attention="softmax")
+for _name in MODELS:
+    _register(_name)

@@ -128,6 +128,7 @@ def describe_data(model: nn.Module, **facts: Any) -> None:
 
 def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
     """Refuse arguments that would make another function of the same weights."""
+    saved = {"stem": "patch", **saved} if saved else saved  # the only one of earlier files
     for name in sorted(saved.keys() & wanted.keys()):
         if name not in FREE and plain(saved[name]) != plain(wanted[name]):
             raise ValueError(f"the weights at {path} were saved with {name}={saved[name]!r}, got {wanted[name]!r}")

@@ -129,7 +129,7 @@ def asks_for_kernels(x: Any, impl: str) -> bool:
 def kernels_wanted(impl: str, device: torch.device, interpreted: bool) -> bool:
     """Whether ``impl`` means the kernels of Pure InfSA on a device, for a call that they can do."""
     if impl == "auto":
-        return _kernels_run_on(device.type, device.index)
+        return kernels_run_on(device.type, device.index)
     return impl == "triton" and (device.type == "cuda" or interpreted)
 
 
@@ -253,7 +253,7 @@ def _avoided(name: str, like: Tensor) -> str | None:
         return None
     if not HAS_TRITON:
         return "needs Triton, which is not installed"
-    if not _kernels_run_on(like.device.type, like.device.index):
+    if not kernels_run_on(like.device.type, like.device.index):
         return "needs a GPU of compute capability 8.0 or newer"
     if name == "fused" and not torch.compiler.is_compiling() and is_in_torch_dispatch_mode():
         return "a TorchDispatchMode sees plain operations only"
@@ -261,6 +261,6 @@ def _avoided(name: str, like: Tensor) -> str | None:
 
 
 @constant
-def _kernels_run_on(kind: str, index: int | None) -> bool:
+def kernels_run_on(kind: str, index: int | None) -> bool:
     """Whether a device runs the kernels; the compiler takes the answer as it is when it traces."""
     return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8

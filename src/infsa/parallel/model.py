@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from ..models.infvit import InfViT
-from ..models.patches import embed_patches
+from ..models.patches import margin
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
 from ..ops.dtypes import accumulation_dtype
 from .dropping import share_dropping
 from .layers import shard_each
 from .ranks import Group, Ranks
-from .strips import Strips, check_heights, fixed_positions, learned_positions
+from .strips import Strips, check_heights
 
 
 class ShardedInfViT(InfViT):
@@ -34,8 +34,8 @@ class ShardedInfViT(InfViT):
         kept = slice(self._own_prefix)  # an empty part still gives every parameter a gradient
         tokens = [token for token in (self.cls_token, self.reg_token) if token is not None]
         prefix = [token.expand(images.shape[0], -1, -1) for token in tokens]
-        x = torch.cat([*(token[:, kept] for token in prefix), self._patches(images)], 1)
-        positions = self._positions(strips)
+        x = torch.cat([*(token[:, kept] for token in prefix), self._patches(images, strips)], 1)
+        positions = self.join_positions(self.patch_positions(strips.grid, strips.own), self._own_prefix)
         return (x if positions is None else x + positions), strips
 
     def split(self, images: Tensor) -> Strips:
@@ -65,23 +65,30 @@ class ShardedInfViT(InfViT):
         rows = check_heights(heights, self.patch_embed.patch_size[0], pads)
         return Strips(rows, -(-width // across), self.ranks.rank, self.num_prefix_tokens)
 
-    def _patches(self, images: Tensor) -> Tensor:
-        if images.shape[2]:
-            return embed_patches(self.patch_embed, images)
-        blank = images.new_zeros(*images.shape[:2], *self.patch_embed.patch_size)
-        return embed_patches(self.patch_embed, blank)[:, :0]
+    def _patches(self, images: Tensor, strips: Strips) -> Tensor:
+        """This rank's patches without positions, (B, n, D)."""
+        (above, below), _ = margin(self.patch_embed)
+        if above or below:
+            images = self._with_margin(images, strips, above, below)
+        if not images.shape[2]:
+            images = images.new_zeros(*images.shape[:2], *self.patch_embed.patch_size)
+        first = min(above, strips.own.start)
+        return self.embed_patches(images, slice(first, first + strips.rows[strips.rank]))
 
-    def _positions(self, strips: Strips) -> Tensor | None:
-        base, prefix = self.patch_embed.grid_size, self.num_prefix_tokens
-        if self.pos_kind == "none":
-            return None
-        if self.pos_embed is None:
-            table = fixed_positions(base, strips, self.embed_dim, self.patch_embed.proj.weight)
-            return nn.functional.pad(table, (0, 0, self._own_prefix, 0)).unsqueeze(0)
-        patches = self.pos_embed[0, prefix:]
-        return torch.cat(
-            [self.pos_embed[:, : self._own_prefix], learned_positions(patches, base, strips).unsqueeze(0)], 1
+    def _with_margin(self, images: Tensor, strips: Strips, above: int, below: int) -> Tensor:
+        """A strip (B, C, h, W) between the rows above and below it that its tokens see, whichever ranks hold them."""
+        height, patch = images.shape[2], self.patch_embed.patch_size[0]
+        above, below = above * patch, below * patch
+        last = nn.functional.pad(images[:, :, -above:], (0, 0, max(0, above - height), 0))
+        first = nn.functional.pad(images[:, :, :below], (0, 0, 0, max(0, below - height)))  # as dynamic_img_pad does
+        ends = self.ranks.gather(torch.cat([last, first], 2)).unbind()  # of every rank
+        heights = [rows * patch for rows in strips.rows]
+        upper = [end[:, :, max(0, above - height) : above] for end, height in zip(ends, heights, strict=True)]
+        lower = [end[:, :, above : above + height] for end, height in zip(ends, heights, strict=True)]
+        before, after = (
+            torch.cat([images[:, :, :0], *parts], 2) for parts in (upper[: strips.rank], lower[strips.rank + 1 :])
         )
+        return torch.cat([before[:, :, -above:], images, after[:, :, :below]], 2)
 
     def key_mask(self, patch_mask: Tensor | None, grid: Strips) -> Tensor | None:  # type: ignore[override]
         """A mask of this strip's patches (B, rows, w) as a mask of its tokens."""

@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from ..models.positions import base_coordinates, cubic_weights, sincos_positions
 from ..ops.checks import check_count
 from .ranks import Group, Ranks
 
@@ -83,26 +79,3 @@ def check_heights(heights: Sequence[int], patch: int, pads: bool) -> tuple[int, 
             hint = "" if pads else "; dynamic_img_pad=True pads the lowest one"
             raise ValueError(f"strip heights must be multiples of the patch {patch}, got {list(heights)}{hint}")
     return tuple(-(-height // patch) for height in heights)
-
-
-def learned_positions(table: Tensor, base: tuple[int, int], strips: Strips) -> Tensor:
-    """The rows of a position table (h0·w0, D), resized to the whole grid, that belong to this strip: (n, D)."""
-    if strips.grid == tuple(base):
-        return table.unflatten(0, base)[strips.own].flatten(0, 1)
-    dtype = torch.promote_types(table.dtype, torch.float32)
-    with torch.autocast(table.device.type, enabled=False):
-        down, across = (
-            base_coordinates(size, b, dtype, table.device) for size, b in zip(strips.grid, base, strict=True)
-        )
-        rows, columns = cubic_weights(down[strips.own], base[0]), cubic_weights(across, base[1])
-        by_row = torch.einsum("ia,abd->ibd", rows, table.to(dtype).unflatten(0, base))
-        return torch.einsum("jb,ibd->ijd", columns, by_row).flatten(0, 1).to(table.dtype)
-
-
-def fixed_positions(base: tuple[int, int], strips: Strips, dim: int, like: Tensor) -> Tensor:
-    """The sines and cosines of this strip, (n, D): half the channels follow the row, half the column."""
-    height, width = strips.grid
-    down = sincos_positions(base, (height, 1), dim, like.dtype, like.device)[strips.own, : dim // 2]
-    across = sincos_positions(base, (1, width), dim, like.dtype, like.device)[:, dim // 2 :]
-    both = [down[:, None].expand(-1, width, -1), across.expand(down.shape[0], -1, -1)]
-    return torch.cat(both, -1).flatten(0, 1).to(like.dtype)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from .source import Colours, Pixels, Source
@@ -15,6 +16,7 @@ from .tiles import Tile, Tiling
 T = TypeVar("T")
 READERS = 2  # threads that read tiles
 AHEAD = 2  # results that wait to be used
+NOTHING: "tuple[tuple[int, int], Any]" = (0, 0), None  # first and last row of what is kept of a band, and its pixels
 
 
 class BadTile(NamedTuple):
@@ -53,12 +55,14 @@ class Feed:
 
     def __init__(self, source: Source, tiling: Tiling, colours: Colours) -> None:
         self.source, self.tiling, self.colours = source, tiling, colours
+        self._kept = NOTHING
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[tuple[Tile, Tensor | BadTile]]:
         """Tiles with their pixels (1, C, h, w), or with the reason why there are none."""
         if not numbers:
             return
         self.source.restart()
+        self._kept = NOTHING
         with ThreadPoolExecutor(1 if self.source.sequential else READERS) as pool:
             if self.source.bands:
                 yield from self._by_bands(numbers, pool)
@@ -67,16 +71,17 @@ class Feed:
 
     def held(self) -> int:
         """Bytes of pixels and model input that wait at any moment."""
-        rows, columns = (s * p for s, p in zip(self.tiling.step, self.tiling.patch, strict=True))
-        rows, columns = min(rows, self.source.height), min(columns, self.source.width)
+        rows, columns = self.tiling.most_read
         tile = rows * columns * self.source.channels
         raw = self.source.itemsize * (tile if not self.source.bands else tile // columns * self.source.width)
-        converted = 0 if self.source.model_input else (AHEAD + 1) * tile * 4 * 3  # with the copies that scaling makes
+        converted = (
+            0 if self.source.model_input else (AHEAD + 1) * tile * self.colours.itemsize * 3
+        )  # with the copies that scaling makes
         return (AHEAD + 2) * raw + converted
 
     def _read(self, tile: Tile) -> tuple[Tile, Tensor | BadTile]:
         try:
-            return tile, self.colours(self.source.read(*tile.pixels))
+            return tile, self.colours(self.source.read(*tile.read))
         except (OSError, ValueError) as error:
             return tile, BadTile(tile, " ".join(str(error).split()))
 
@@ -93,14 +98,28 @@ class Feed:
             yield from ahead(jobs, converters)
 
     def _band(self, numbers: list[int]) -> tuple[list[int], "Pixels | Tensor | str"]:
-        top, _, bottom, _ = self.tiling[numbers[0]].pixels
+        top, _, bottom, _ = self.tiling[numbers[0]].read
         try:
-            return numbers, self.source.read(top, 0, bottom, self.source.width)
+            return numbers, self._rows(top, bottom)
         except (OSError, ValueError) as error:
             return numbers, " ".join(str(error).split())
+
+    def _rows(self, top: int, bottom: int) -> "Pixels | Tensor":
+        """Whole rows; a source that cannot go back is asked for those below the rows before alone."""
+        if not self.source.sequential:
+            return self.source.read(top, 0, bottom, self.source.width)
+        (first, last), kept = self._kept
+        self._kept = NOTHING
+        start = last if first <= top < last else top
+        rows: Any = self.source.read(start, 0, bottom, self.source.width)
+        if start > top:
+            rows = np.concatenate([kept[top - first :], rows])
+        overlap = sum(self.tiling.around[0]) * self.tiling.patch[0]
+        self._kept = (max(top, bottom - overlap), bottom), rows[len(rows) - min(overlap, len(rows)) :]
+        return rows
 
     def _cut(self, tile: Tile, band: "Pixels | Tensor | str") -> tuple[Tile, Tensor | BadTile]:
         if isinstance(band, str):
             return tile, BadTile(tile, band)
-        _, left, _, right = tile.pixels
+        _, left, _, right = tile.read
         return tile, self.colours(band[:, left:right])

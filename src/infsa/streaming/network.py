@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from ..models import InfViT
 from ..models.block import Block
-from ..models.patches import embed_patches
-from ..models.positions import base_coordinates, cubic_weights, sincos_positions
 from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
 from ..ops.dtypes import accumulation_dtype
@@ -55,14 +53,13 @@ class Network:
         ]
         if self.pools_tokens:
             self.steps.append(Step(self.depth, pool=True))
-        self._axes = self._position_axes()
 
     # Tokens
 
     def embed(self, pixels: Tensor, tile: Tile) -> Tensor:
-        """Pixels (1, C, h, w) of a tile to tokens with positions (1, n, D); edges are padded as the model does."""
-        x = embed_patches(self.model.patch_embed, pixels)
-        positions = self.positions(tile)
+        """Pixels (1, C, h, w) that a tile reads to its tokens with positions (1, n, D), padded as the model does."""
+        x = self.model.embed_patches(pixels, *tile.in_read)
+        positions = self.model.patch_positions(self.grid, *tile.in_grid)
         return x if positions is None else x + positions
 
     def prefix(self) -> Tensor | None:
@@ -73,40 +70,6 @@ class Network:
         x = torch.cat(found, 1)
         table = self.model.pos_embed
         return x if table is None else x + table[:, : self.prefix_count]
-
-    def positions(self, tile: Tile) -> Tensor | None:
-        """Positions of a tile from its place in the whole grid: (1, n, D), or None."""
-        if self._axes is None:
-            return None
-        rows, columns = (
-            axis[start : start + count]
-            for axis, start, count in zip(self._axes, (tile.row, tile.column), (tile.rows, tile.columns), strict=True)
-        )
-        table = self.model.pos_embed
-        if table is None:
-            found = torch.cat([rows[:, None].expand(-1, tile.columns, -1), columns[None].expand(tile.rows, -1, -1)], -1)
-        else:
-            with torch.autocast(self.device.type, enabled=False):
-                base = table[0, self.prefix_count :].to(rows.dtype).unflatten(0, self.model.patch_embed.grid_size)
-                found = torch.einsum("jb,ibd->ijd", columns, torch.einsum("ia,abd->ibd", rows, base))
-        return found.flatten(0, 1).to(self.dtype).unsqueeze(0)
-
-    def _position_axes(self) -> tuple[Tensor, Tensor] | None:
-        """What positions need per row and per column: bicubic weights, or sines and cosines."""
-        model, base = self.model, self.model.patch_embed.grid_size
-        if model.pos_kind == "none":
-            return None
-        if model.pos_embed is None:
-            half = model.embed_dim // 2
-            by_row = sincos_positions(base, (self.grid[0], 1), model.embed_dim, self.dtype, self.device)
-            by_column = sincos_positions(base, (1, self.grid[1]), model.embed_dim, self.dtype, self.device)
-            return by_row[:, :half], by_column[:, half:]
-        dtype = torch.promote_types(model.pos_embed.dtype, torch.float32)
-        rows, columns = (
-            cubic_weights(base_coordinates(size, b, dtype, self.device), b)
-            for size, b in zip(self.grid, base, strict=True)
-        )
-        return rows, columns
 
     def advance(self, x: Tensor, layer: int, rows: Tensor, tile: Tile | None) -> Tensor:
         """Tokens (R, n, D) through a layer whose result for each group of tokens is known: rows (R, m, D)."""

@@ -1,10 +1,15 @@
 """What a stream may hold in memory, and where its tokens therefore stay between passes."""
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from ..models.block import Block
+from ..models.patches import ConvStem
 from .feed import Feed
 from .memory import available, parse_bytes, resident, show_bytes
 from .network import Network, attention
@@ -99,14 +104,18 @@ def hidden_width(network: Network) -> int:
 
 
 def working_bytes(network: Network) -> int:
-    """What one tile takes on its way through a block: pixels, a few copies of its tokens, scores, its hidden layer."""
+    """What one tile takes on its way through a block: pixels, a few copies of its tokens, scores, its hidden layer.
+
+    With a convolutional stem it may take more on the way through that.
+    """
     (rows, columns), (high, wide) = network.tiling.step, network.tiling.patch
     tokens, width, size = rows * columns, network.model.embed_dim, network.dtype.itemsize
     chunk = min(tokens, getattr(network.model.blocks[0], "mlp_chunk", None) or tokens)
     pixels = 2 * network.model.in_chans * high * wide
     queries = max(attention(block).queries for block in network.model.blocks)
     scores = 3 * network.model.num_heads * queries if queries > 1 else 0
-    return tokens * (5 * width + pixels + scores) * max(size, 4) + chunk * 2 * hidden_width(network) * size
+    block = tokens * (5 * width + pixels + scores) * max(size, 4) + chunk * 2 * hidden_width(network) * size
+    return max(block, max(_stem_bytes(network), default=0))
 
 
 def graph_bytes(network: Network, blocks: int) -> int:
@@ -114,4 +123,18 @@ def graph_bytes(network: Network, blocks: int) -> int:
     rows, columns = network.tiling.step
     per_block = (12 * network.model.embed_dim + 3 * hidden_width(network)) * max(network.dtype.itemsize, 4)
     parameters = sum(p.numel() for p in network.model.parameters()) * 4 * max(network.dtype.itemsize, 4)
-    return working_bytes(network) + rows * columns * per_block * (blocks + 1) + parameters
+    return working_bytes(network) + sum(_stem_bytes(network)) + rows * columns * per_block * (blocks + 1) + parameters
+
+
+def _stem_bytes(network: Network) -> list[int]:
+    """What each convolution of the stem holds: what it reads and gives, twice each, and what it lays out in between."""
+    layer = network.model.patch_embed
+    if not isinstance(layer, ConvStem):
+        return []
+    area, found = math.prod(network.tiling.most_read), []
+    for conv in [module for module in layer.modules() if isinstance(module, nn.Conv2d)]:  # in their order
+        read = area * conv.in_channels
+        area //= math.prod(conv.stride)
+        between = area * conv.in_channels * math.prod(conv.kernel_size) if network.dtype == torch.float64 else 0
+        found.append((2 * read + 3 * area * conv.out_channels + between) * max(network.dtype.itemsize, 4))
+    return found

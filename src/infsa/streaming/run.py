@@ -183,9 +183,8 @@ def _run(
 def prepare(model: InfViT, source: Source, tile: int) -> tuple[Network, Feed]:
     """The model and the image, checked against each other as the model itself would."""
     colours = Colours(model, source)
-    patch = tuple(model.patch_embed.patch_size)
     model.grid_of(torch.empty(1, model.in_chans, source.height, source.width, device="meta"))
-    tiling = Tiling((source.height, source.width), (patch[0], patch[1]), tile)
+    tiling = Tiling.of(model, (source.height, source.width), tile)
     return Network(model, tiling), Feed(source, tiling, colours)
 
 

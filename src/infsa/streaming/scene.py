@@ -56,8 +56,7 @@ class SceneCode:
         opened = open_source(source, level)
         if (opened.height, opened.width) != self.size:
             raise ValueError(f"this code is of an image {self.size}, got one of {(opened.height, opened.width)}")
-        patch = tuple(model.patch_embed.patch_size)
-        network = Network(model, Tiling(self.size, (patch[0], patch[1]), 1))
+        network = Network(model, Tiling.of(model, self.size, 1))
         if len(self.rows) != network.depth or self.rows[0].shape[-1] != model.embed_dim:
             raise ValueError(
                 f"this code has {len(self.rows)} rows of width {self.rows[0].shape[-1]}, "
@@ -66,7 +65,7 @@ class SceneCode:
         tile = network.tiling.window(*region)
         opened.restart()
         with torch.no_grad():
-            pixels = Colours(model, opened)(opened.read(*tile.pixels))
+            pixels = Colours(model, opened)(opened.read(*tile.read))
             x = self.tokens(network, pixels, tile)
             return model.norm(x)[0].unflatten(0, (tile.rows, tile.columns))
 

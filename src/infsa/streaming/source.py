@@ -186,7 +186,7 @@ class Colours:
         self.wanted, self.dtype, self.device = model.in_chans, weight.dtype, weight.device
         exact: Any = np.float64 if weight.dtype == torch.float64 else np.float32
         self.mean, self.std = (np.asarray(config[name], exact) for name in ("mean", "std"))
-        self.exact = exact
+        self.exact, self.itemsize = exact, np.dtype(exact).itemsize
         self.premultiplied = source is not None and source.premultiplied
         if source is not None:
             self._check(source)

@@ -161,12 +161,17 @@ def load_start(model: InfViT, recipe: Recipe, classes: int | Sequence[str]) -> s
     """Load the recipe's ``init`` into its model and say in one line what became of the classifier.
 
     It is kept if the classes are the same. Otherwise it starts anew, but for rows of classes that the weights know by
-    name. Positions follow the image size.
+    name. Positions follow the image size. Another stem than that of the weights starts anew.
     """
     start = read_start(recipe.init)
-    check_same_model(start.arguments, {**recipe.model_options, "architecture": recipe.model}, recipe.init)
+    saved = start.arguments | {"stem": model.stem}
+    check_same_model(saved, {**recipe.model_options, "architecture": recipe.model}, recipe.init)
     wanted = [f"class {index}" for index in range(classes)] if isinstance(classes, int) else list(classes)
     weights, count = dict(start.weights), _classes(start.weights)
+    new_stem = start.arguments.get("stem", "patch") != model.stem
+    if new_stem:
+        own_stem = {name: value for name, value in model.state_dict().items() if name.startswith("patch_embed.")}
+        weights = {name: value for name, value in weights.items() if not name.startswith("patch_embed.")} | own_stem
     names = [str(name) for name in start.data.get("label_names") or ()]
     known = len(names) == count and not isinstance(classes, int)
     same = wanted == names if known else len(wanted) == count
@@ -186,4 +191,5 @@ def load_start(model: InfViT, recipe: Recipe, classes: int | Sequence[str]) -> s
         head = f"its classifier of {count} classes"
     else:
         head = f"a new classifier: {len(wanted)} classes instead of {count}" + (f", {len(kept)} known" if kept else "")
-    return f"starting from {recipe.init} at {recipe.size} px, with {head}"
+    stem = f", and a new stem: {model.stem!r} takes no weights of another" if new_stem else ""
+    return f"starting from {recipe.init} at {recipe.size} px, with {head}{stem}"

@@ -160,7 +160,7 @@ def test_auto_asks_the_device(device, capability, chosen, monkeypatch):
 @pytest.mark.parametrize("who", ["nobody", "counts", "fakes", "maps", "adapts"])
 def test_whoever_needs_plain_operations_gets_them(who, monkeypatch):
     monkeypatch.setattr(dispatch, "INTERPRETED", True)
-    monkeypatch.setattr(dispatch, "_kernels_run_on", lambda kind, index: True)
+    monkeypatch.setattr(dispatch, "kernels_run_on", lambda kind, index: True)
     x, weight, found = torch.zeros(1, 20, 32), torch.zeros(32, 32), []
 
     def ask(x, weight=weight):
@@ -198,7 +198,7 @@ def test_compiled_code_gets_what_other_code_gets():
 
 
 def test_compiled_code_asks_the_device(monkeypatch):
-    monkeypatch.setattr(dispatch, "_kernels_run_on", lambda kind, index: True)
+    monkeypatch.setattr(dispatch, "kernels_run_on", lambda kind, index: True)
     monkeypatch.setattr(dispatch, "INTERPRETED", True)
 
     def chosen(x):

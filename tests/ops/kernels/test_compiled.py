@@ -13,7 +13,7 @@ if HAS_TRITON:
     from infsa.ops.linear import fused, plan
     from infsa.ops.pure import triton_backward as pure_backward
     from infsa.ops.pure import triton_forward as pure_forward
-    from infsa.ops.triton import configs
+    from infsa.ops.triton import channel_norm, configs
 
 KIB = {80: 163, 89: 99, 90: 227, 100: 227}  # shared memory that one program may take
 KERNELS = {"pure_rows", "pure_keys", "pure_queries"}
@@ -139,6 +139,14 @@ def test_the_way_from_tokens_to_values_and_back(layer, dtype, monkeypatch):
     assert set(found) == FORWARD | BACKWARD
     for name, kernel in found.items():
         assert kernel.metadata.shared <= 1024 * min(KIB.values()), name  # the sizes are those of every generation
+
+
+@pytest.mark.parametrize("channels", [24, 1024])
+def test_the_norm_of_the_stem(channels, monkeypatch):
+    found = compile_only(monkeypatch, 90)
+    x = torch.zeros(1, 5, 5, channels, dtype=torch.bfloat16, requires_grad=True)
+    channel_norm.ChannelNorm.apply(x, torch.ones(channels), torch.zeros(channels), 1e-6).sum().backward()
+    assert set(found) == {"_forward", "_backward"}
 
 
 @pytest.mark.parametrize(
