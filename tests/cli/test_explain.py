@@ -1,12 +1,15 @@
 """infsa explain: any file gives a picture or one line."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import infsa
+from infsa.cli import explain
 from tests.cli.test_cli import run
 from tests.models.helpers import small
 
@@ -108,3 +111,37 @@ def test_a_resolution_that_does_not_fit_is_refused_with_one_that_does(
     assert 8 <= largest < 256
     assert run(monkeypatch, capsys, *words, "--resolution", str(largest))[0] == 0
     assert run(monkeypatch, capsys, *words, "--resolution", str(largest + 16))[0] == 1
+
+
+def files_run(call):
+    """The files of the package in which a function ran during a call."""
+    home, seen = Path(infsa.__file__).parent, set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(str(home)):
+            seen.add(Path(code.co_filename).relative_to(home).as_posix())
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize(("attention", "most"), [("softmax", 20), ("infsa_pure", 25), ("infsa_linear", 25)])
+def test_the_way_of_an_image_is_short_and_runs_the_model_once(attention, most, tmp_path):
+    """From the file to the logits, the map and the figure."""
+    model = small(attention)
+    passes = []
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    colours(40, 30).save(tmp_path / "a.png")
+    options = {"method": "last", "layer": -1, "head": None, "side": "model", "seed": 0}
+    words = (tmp_path / "a.png", "a", {"mine": model}, options, tmp_path, [])
+    explain._explain_file(*words)  # everything is imported
+    passes.clear()
+    files = files_run(lambda: explain._explain_file(*words))
+    assert (tmp_path / "a-panel.png").exists()
+    assert len(passes) == 1
+    assert len(files) <= most, sorted(files)

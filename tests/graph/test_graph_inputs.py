@@ -2,13 +2,11 @@
 
 import doctest
 import importlib
-import pkgutil
 
 import numpy as np
 import pytest
 import torch
 
-import infsa.graph
 from infsa.graph import AttentionGraph, inf_fs
 from infsa.graph.inputs import as_adjacency
 
@@ -181,7 +179,7 @@ def test_wrong_input_is_answered_in_one_line(call, error, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(infsa.graph.__path__)])
+@pytest.mark.parametrize("name", ["errors", "graph", "statistics"])
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(f"infsa.graph.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})

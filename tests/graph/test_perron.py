@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from infsa.graph import AttentionGraph, ConvergenceError, perron
-from infsa.graph.components import strong_components
+from infsa.graph.perron import strong_components
 
 from .helpers import ACYCLIC, DEFECTIVE, SHAPES, graphs, matrix, random_graph
 

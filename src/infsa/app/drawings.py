@@ -89,20 +89,10 @@ def _draw_graph(axes: Axes, image: Image.Image, walk: Walk, grid: tuple[int, int
     _arrows(axes, only, places, FROM_START, ORANGE, 0.95)
     visits = walk.visits - walk.places[0]  # the start itself is no visit
     size = 14 + 200 * (visits / visits.max().clamp_min(1e-12)).numpy()
-    shown = axes.scatter(
-        places[:, 0],
-        places[:, 1],
-        s=size,
-        c=walk.ending.numpy(),
-        vmin=0,
-        vmax=1,
-        cmap="viridis",
-        edgecolor="white",
-        zorder=4,
-    )
-    axes.scatter(
-        places[walk.start, 0], places[walk.start, 1], s=330, facecolor="none", edgecolor=ORANGE, linewidth=2.4, zorder=5
-    )
+    colours: dict[str, Any] = {"c": walk.ending.numpy(), "vmin": 0, "vmax": 1, "cmap": "viridis", "edgecolor": "white"}
+    shown = axes.scatter(places[:, 0], places[:, 1], s=size, zorder=4, **colours)
+    x, y = places[walk.start]
+    axes.scatter(x, y, s=330, facecolor="none", edgecolor=ORANGE, linewidth=2.4, zorder=5)
     if prefix:
         axes.annotate("class token", places[0], xytext=(14, 0), textcoords="offset points", va="center")
     bar = axes.figure.colorbar(shown, ax=axes, orientation="horizontal", shrink=0.6, aspect=32, pad=0.02)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..evaluate import class_names
+from ..evaluate import likeliest
 from ..report.panels import overlay
 from ..streaming import Progress, Source, open_source, stream
 from .model_cache import borrow
@@ -27,12 +27,7 @@ Box = tuple[int, int, int, int]  # top, left, bottom, right, in pixels
 
 @dataclass(frozen=True)
 class Scene:
-    """A streamed image: what stays of it in memory, and where the rest is.
-
-    Example:
-        >>> stream_scene("orion.jpg").map.shape
-        (2250, 2250)
-    """
+    """A streamed image: what stays of it in memory, and where the rest is."""
 
     path: Path
     size: tuple[int, int]  # width, height
@@ -47,12 +42,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class View:
-    """A window of a scene.
-
-    Example:
-        >>> view(scene, x=0.5, y=0.5, zoom=8).box
-        (7872, 7872, 10128, 10128)
-    """
+    """A window of a scene."""
 
     box: Box
     picture: Image.Image
@@ -92,11 +82,7 @@ def stream_scene(
     progress: Callable[[float, str], Any] | None = None,
     mechanism: str = "Linear-InfSA",
 ) -> Scene:
-    """Stream an image through a Linear-InfSA model at its own resolution; ``progress`` gets the share done and a word.
-
-    Example:
-        >>> stream_scene("orion.jpg").predictions[0]
-    """
+    """Stream an image through a Linear-InfSA model, unshrunk; ``progress`` gets the share done and a word."""
     source, began = open_checked(path, max_megapixels), time.perf_counter()
 
     def report(at: Progress) -> None:
@@ -105,12 +91,10 @@ def stream_scene(
 
     with named(path), borrow(mechanism, padded=True) as model:
         result = stream(model, source, map=True, progress=report)
-        values, places = result.logits[0].float().softmax(-1).topk(3)
-        names = class_names(model)
+        predictions = likeliest(model, result.logits, 3)[0]
         patch = int(model.patch_embed.patch_size[0])
     if progress is not None:
         progress(0.95, "drawing the overview")
-    predictions = [(names[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
     with named(path):
         small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
     seconds = time.perf_counter() - began
@@ -119,12 +103,7 @@ def stream_scene(
 
 
 def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> View:
-    """The window of a scene around (x, y), from 0 to 1, that is ``zoom`` times smaller than the image.
-
-    Example:
-        >>> view(scene, 0.2, 0.8, zoom=16).picture.size
-        (900, 900)
-    """
+    """The window of a scene around (x, y), from 0 to 1, that is ``zoom`` times smaller than the image."""
     if not zoom >= 1:
         raise ValueError(f"zoom must be 1 or more, got {zoom!r}")
     width, height = scene.size
@@ -133,7 +112,8 @@ def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> Vie
     box = (top, left, bottom, right)
     factor = scene.overview.width / width
     if max(right - left, bottom - top) * factor >= WINDOW or factor == 1:
-        picture = scene.overview.crop((_at(left, factor), _at(top, factor), _at(right, factor), _at(bottom, factor)))
+        x0, y0, x1, y1 = (round(edge * factor) for edge in (left, top, right, bottom))
+        picture = scene.overview.crop((x0, y0, x1, y1))
     else:
         with named(scene.path):
             picture = shrink(open_source(scene.path), box, 2 * WINDOW)
@@ -149,10 +129,6 @@ def _span(centre: float, length: int, zoom: float, patch: int) -> tuple[int, int
     start = min(max(0.0, centre * length - share / 2), max(0, length - share))
     start = int(start) // patch * patch
     return start, min(length, start + share)
-
-
-def _at(pixel: int, factor: float) -> int:
-    return round(pixel * factor)
 
 
 def shrink(source: Source, box: Box, side: int) -> Image.Image:

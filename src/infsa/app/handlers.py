@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..ops.checks import check_choice
 from .drawings import draw_centralities, draw_removal, draw_walk
 from .html import framed, show_look, show_removal, small
 from .look import METHODS, Settings, explained, look, model_input
@@ -37,8 +38,7 @@ def settings_of(mechanism: str, layer: float, head: str, method: str, gamma: flo
     """The controls of the page as settings."""
     allowed = sides(mechanism)
     for name, value, accepted in (("method", method, METHODS), ("hops", hops, HOPS), ("resolution", side, allowed)):
-        if value not in accepted:
-            raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+        check_choice(name, value, accepted)
     if layer is None or layer != int(layer) or layer < 1:
         raise ValueError(f"layer must be a whole number of at least 1, got {layer!r}")
     if gamma is None or not 0 < gamma < 1:
@@ -56,8 +56,7 @@ def map_tab(image: Image.Image, settings: Settings, method: str) -> str:
 
 def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
     """The second tab: the token graph, a walk on it, and the centralities."""
-    if start not in STARTS:
-        raise ValueError(f"start must be one of {list(STARTS)}, got {start!r}")
+    check_choice("start", start, STARTS)
     found = explained(image, settings)
     rows, columns = found.map.shape
     with borrow(settings.mechanism) as model:

@@ -15,38 +15,6 @@ from .removal import Removal
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
 
-CSS = """
-html {scrollbar-gutter: stable}
-.gradio-container {width: 100% !important; max-width: 1280px !important; margin: 0 auto !important;
-  padding: 12px 24px !important}
-#title h1 {font-size: 1.5rem; margin: 0 0 .1rem} #title p {margin: 0; font-size: .95rem; opacity: .8}
-.controls {flex: 0 0 380px !important; gap: 8px !important} .results {flex: 1 1 0 !important}
-.controls .block {padding: 6px 10px !important} .drop {padding: 0 !important}
-.drop .icon-wrap {display: none} .drop .wrap {flex-direction: row; gap: .4em; padding-top: 20px; font-size: .85rem;
-  min-height: 0}
-.windows {display: grid; grid-template-columns: 1fr 1.5fr 1.5fr; gap: 12px; align-items: start}
-.shots {display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; align-items: start}
-.pair {display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.7fr); gap: 16px; align-items: start}
-figure.card, .chart {margin: 0; background: var(--block-background-fill); color: var(--body-text-color);
-  border: 1px solid var(--border-color-primary); border-radius: 8px; overflow: hidden}
-figure.card > :is(img, svg), .chart > svg {width: 100%; height: auto; display: block}
-figure.card figcaption {padding: 6px 10px; font-size: .85rem} figure.card figcaption b {display: block}
-.guess {display: grid; grid-template-columns: 9rem 1fr 3rem; gap: 8px; align-items: center; margin: 3px 0;
-  font-size: .92rem}
-.guess i {display: block; height: 10px; border-radius: 5px; background: #0072B2; min-width: 2px}
-.guess span:last-child {text-align: right; font-variant-numeric: tabular-nums}
-.note {font-size: .88rem; opacity: .8; margin: .5rem 0}
-h3.part {font-size: 1rem; font-weight: 600; margin: .9rem 0 .4rem}
-.chart, .locator {position: relative} .locator img {width: 100%; display: block; border-radius: 8px}
-.chart i {position: absolute; width: 2px; background: currentColor}
-.big {font-size: 1.5rem; font-weight: 600; margin: .5rem 0}
-.locator i {position: absolute; border: 2px solid #fff; outline: 2px solid #0072B2; box-sizing: border-box}
-:is(button, input, [role=tab], [role=listbox]):focus-visible {outline: 3px solid #E69F00 !important;
-  outline-offset: 2px}
-label:has(input[type=radio]:focus-visible) {outline: 3px solid #E69F00; outline-offset: 2px}
-@media (max-width: 800px) {.controls {flex: 1 1 100% !important} .pair, .windows {grid-template-columns: 1fr}}
-"""
-
 
 def card(source: str, title: str, text: str = "", alt: str = "") -> str:
     """A picture with its caption; ``source`` is a data URI."""
@@ -88,22 +56,16 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
     width, height = explanation.size
     kept = "kept at " if max(image.size) == KEPT else ""  # larger ones are shrunk when they are read
     which = "mean of heads" if settings.head is None else f"head {settings.head + 1}"
-    first = "".join(
-        (
-            card(
-                data_uri(picture), "Picture", f"{kept}{image.width} × {image.height}; the model sees {width} × {height}"
-            ),
-            card(data_uri(heatmap(explanation.map, picture.size)), "Map", f"{rows} × {columns} patches, bright = high"),
-            card(data_uri(overlay(picture, explanation.map)), "Overlay", f"{method}, {which}"),
-        )
-    )
+    shown = [
+        (picture, "Picture", f"{kept}{image.width} × {image.height}; the model sees {width} × {height}"),
+        (heatmap(explanation.map, picture.size), "Map", f"{rows} × {columns} patches, bright = high"),
+        (overlay(picture, explanation.map), "Overlay", f"{method}, {which}"),
+    ]
+    first = "".join(card(data_uri(drawn), title, text) for drawn, title, text in shown)
     side = "".join(
-        card(
-            data_uri(overlay(picture, other.map)),
-            name,
-            f"{short(other.predictions[0][0])}, {other.predictions[0][1]:.0%}",
-        )
+        card(data_uri(overlay(picture, other.map)), name, f"{short(label)}, {chance:.0%}")
         for name, other in found.others.items()
+        for label, chance in other.predictions[:1]
     )
     known = "The three models are tiny and know 50 classes only, so the first guess is often wrong. "
     beside = "all three mechanisms" if found.others.keys() == MECHANISMS.keys() else "all models"

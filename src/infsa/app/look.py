@@ -4,15 +4,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
-from ..data.transforms import RESAMPLING
-from ..evaluate import Explanation, data_config, explain
-from ..models import InfViT
+from ..evaluate import Explanation, explain, model_input
 from .model_cache import borrow, names, trained_side
 from .walks import token_graph, walk_scores
 
@@ -33,7 +29,8 @@ class Settings:
     """What can be chosen on the page.
 
     Example:
-        >>> Settings(mechanism="softmax", layer=0, method="rollout")
+        >>> Settings(mechanism="softmax", method="rollout").layer
+        -1
     """
 
     mechanism: str = "Pure InfSA"  # or the name of an own model
@@ -47,12 +44,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found.
-
-    Example:
-        >>> look(picture, Settings()).explanation.predictions[0]
-        ('tabby, tabby cat', 0.31)
-    """
+    """What was found."""
 
     explanation: Explanation
     others: dict[str, Explanation]  # every model at its last layer's map
@@ -62,8 +54,9 @@ def look(image: Image.Image, settings: Settings) -> Look:
     """The map of one model by the settings, and those of all models beside it, enlarged or not like this one.
 
     Example:
-        >>> look(picture, Settings(method="rollout")).explanation.map.shape
-        (7, 10)
+        >>> picture = infsa.app.read_picture(infsa.app.examples()["Portrait"])
+        >>> list(look(picture, Settings()).others)
+        ['Pure InfSA', 'Linear-InfSA', 'softmax']
     """
     others, enlarged = {}, settings.side / trained_side(settings.mechanism)
     for name in names():
@@ -90,11 +83,3 @@ def on_grid(scores: Tensor, grid: tuple[int, ...]) -> NDArray[np.float32]:
     """Scores of patches (N,) as a map (h, w) of sum 1."""
     shares: NDArray[np.float32] = (scores / scores.sum()).reshape(grid).float().numpy()
     return shares
-
-
-def model_input(model: InfViT, image: Image.Image, size: tuple[int, int]) -> Tensor:
-    """What a model sees of an RGB image at ``size`` (width, height): (1, C, H, W), normalised."""
-    config = data_config(model)
-    pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
-    batch: Tensor = F.normalize(pixels, config["mean"], config["std"])[None]
-    return batch.to(torch.float32)

@@ -8,8 +8,10 @@ from PIL import Image
 
 from ..evaluate import Subject, explain, load_model
 from ..models import InfViT
+from ..models.presets import SHIPPED
+from ..ops.checks import check_choice
 
-MECHANISMS = {"Pure InfSA": "infvit_pure_tiny", "Linear-InfSA": "infvit_linear_tiny", "softmax": "vit_tiny"}
+MECHANISMS = {label: name for name, label in sorted(SHIPPED.items(), key=lambda pair: pair[1] == "softmax")}
 
 _SOURCES = dict(MECHANISMS)  # by the names that the page shows
 _LOCKS: dict[tuple[str, bool], threading.Lock] = {}
@@ -22,8 +24,7 @@ def borrow(mechanism: str, padded: bool = False) -> Iterator[InfViT]:
 
     ``padded``: its copy that pads images to whole patches, for streaming.
     """
-    if mechanism not in _SOURCES:
-        raise ValueError(f"mechanism must be one of {names()}, got {mechanism!r}")
+    check_choice("mechanism", mechanism, names())
     key = mechanism, padded
     with _LOCKS.setdefault(key, threading.Lock()):
         if key not in _MODELS:

@@ -10,9 +10,10 @@ from typing import Any
 
 import gradio as gr
 
+from ..ops.checks import check_choice
 from . import handlers as on
 from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene, view
-from .html import CSS, show_view
+from .html import show_view
 from .look import METHODS
 from .model_cache import MECHANISMS, add, borrow, names, sizes, streamed
 from .pictures import LARGER, MAX_PIXELS, examples, read_picture
@@ -123,8 +124,7 @@ def _picture_tab(page: gr.Blocks) -> None:
     def chosen(name: str | None) -> Any:
         if name is None:
             return gr.skip()
-        if name not in samples:
-            raise ValueError(f"example must be one of {pictures}, got {name!r}")
+        check_choice("example", name, pictures)
         return read_picture(samples[name])
 
     def dropped(path: str) -> tuple[Any, None]:
@@ -191,8 +191,7 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
     ) -> tuple[Scene, Any]:
         if path is None and name not in places:
             raise ValueError(f"choose an image, one of {images}, or drop a file")
-        if model not in models:
-            raise ValueError(f"model must be one of {models}, got {model!r}")
+        check_choice("model", model, models)
         chosen = Path(path) if path is not None else places[str(name)]
         progress(0, desc="opening")
         found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text), model)
@@ -211,14 +210,8 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
 
 def theme() -> gr.themes.Base:
     """Colours of the figures and the fonts of the system: nothing is fetched."""
-    return gr.themes.Default(
-        primary_hue="blue",
-        neutral_hue="slate",
-        text_size="sm",
-        spacing_size="sm",
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    )
+    fonts: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    return gr.themes.Default(primary_hue="blue", neutral_hue="slate", text_size="sm", spacing_size="sm", **fonts)
 
 
 @cache
@@ -250,7 +243,7 @@ def serve(
     _, address, _ = page.launch(
         server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,
         quiet=True, max_file_size=UPLOAD_LIMIT, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
-        theme=theme(), css=CSS, state_session_capacity=100,
+        theme=theme(), css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"), state_session_capacity=100,
     )  # fmt: skip
     return page, address
 

@@ -41,7 +41,7 @@ def read_picture(path: str | Path) -> Image.Image:
     """A file as an RGB image of at most ``KEPT`` pixels on its longer side; its size is read before its pixels.
 
     Example:
-        >>> read_picture("photo.jpg").mode
+        >>> read_picture(examples()["Portrait"]).mode
         'RGB'
     """
     path = Path(path)

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..graph import AttentionGraph
 from ..models import InfViT
-from ..models.maps import weights_of
+from ..models.maps import layer_weights
 
 SHOWN = 5  # hops that are drawn one by one
 COMPARED = {  # what the page calls the centralities it compares
@@ -21,28 +21,15 @@ COMPARED = {  # what the page calls the centralities it compares
 }
 
 
-@torch.no_grad()
 def token_graph(model: InfViT, images: Tensor, layer: int, head: int | None, gamma: float) -> AttentionGraph:
     """The graph of one image (1, C, H, W) in one layer: one head's weights, or their mean over heads.
 
     Example:
-        >>> token_graph(model, images, layer=-1, head=None, gamma=0.7).size
+        >>> model = infsa.evaluate.load_model("infvit_pure_tiny")
+        >>> token_graph(model, torch.rand(1, 3, 64, 64), layer=-1, head=None, gamma=0.7).size
         65
     """
-    depth, grid = len(model.blocks), model.grid_of(images)
-    if not -depth <= layer < depth:
-        raise ValueError(f"layer must lie in [{-depth}, {depth}), got {layer!r}")
-    if head is not None and not 0 <= head < model.num_heads:
-        raise ValueError(f"head must lie in [0, {model.num_heads}), got {head!r}")
-    chosen = layer % depth
-    found: list[Tensor] = []
-
-    def read(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
-        if index == chosen:
-            found.append(weights_of(block, before, grid, model.num_prefix_tokens)[0].double())
-
-    model.run(images, visit=read, depth=chosen + 1)
-    weights = found[0].mean(0) if head is None else found[0][head]
+    weights = layer_weights(model, images, layer, head)[0].double()
     size = weights.shape[-1]
     return AttentionGraph(weights.expand(size, size), gamma)  # one row stands for all in Linear-InfSA
 
@@ -59,21 +46,20 @@ def walk_scores(graph: AttentionGraph, hops: float) -> Tensor:
     if math.isinf(hops):
         return graph.katz_in()
     moves = graph.transition()
-    reached = scores = torch.ones(graph.size, dtype=moves.dtype)
-    for _ in range(int(hops)):
-        reached = reached @ moves
-        scores = scores + reached
-    return scores
+    return _hops(moves.new_ones(graph.size), moves, int(hops)).sum(0)
+
+
+def _hops(here: Tensor, moves: Tensor, count: int) -> Tensor:
+    """Where a distribution is after 0, 1, ... hops: (count + 1, N)."""
+    places = [here]
+    for _ in range(count):
+        places.append(places[-1] @ moves)
+    return torch.stack(places)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A random walk from one token that may end at every step.
-
-    Example:
-        >>> walk(graph, start=0).ended[-1]
-        0.83
-    """
+    """A random walk from one token that may end at every step."""
 
     start: int
     moves: Tensor  # (N, N): the chance of each step
@@ -88,29 +74,23 @@ def walk(graph: AttentionGraph, start: int, hops: float = math.inf) -> Walk:
     """Follow the absorbing chain of a graph from a token.
 
     Example:
-        >>> walk(graph, start=0, hops=3).places.shape
-        torch.Size([4, 65])
+        >>> walk(infsa.graph.five_token_graph(), start=0, hops=3).places.shape
+        torch.Size([4, 5])
     """
     check_hops(hops)
     if not 0 <= start < graph.size:
         raise ValueError(f"start must be a token in [0, {graph.size}), got {start!r}")
     chain = graph.canonical_form(rescale=True)
     moves, ending = chain[:-1, :-1], chain[:-1, -1]
-    here = torch.zeros(graph.size, dtype=chain.dtype)
-    here[start] = 1
-    places = [here]
-    for _ in range(int(min(hops, SHOWN))):
-        places.append(places[-1] @ moves)
+    everywhere = torch.eye(graph.size, dtype=chain.dtype)
+    here = everywhere[start]
     if math.isinf(hops):
-        visits = torch.linalg.solve(torch.eye(graph.size, dtype=chain.dtype) - moves.mT, here)
+        visits = torch.linalg.solve(everywhere - moves.mT, here)
     else:
-        visits, reached = here, here
-        for _ in range(int(hops)):
-            reached = reached @ moves
-            visits = visits + reached
+        visits = _hops(here, moves, int(hops)).sum(0)
+    places = _hops(here, moves, int(min(hops, SHOWN)))
     rescaled = not torch.allclose(moves, graph.transition())
-    ended = [1 - float(place.sum()) for place in places]
-    return Walk(start, moves, ending, torch.stack(places), ended, visits, rescaled)
+    return Walk(start, moves, ending, places, (1 - places.sum(1)).tolist(), visits, rescaled)
 
 
 def compared(graph: AttentionGraph) -> dict[str, Tensor]:

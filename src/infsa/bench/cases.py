@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..models.options import check_choice, check_stem
-from ..ops.checks import check_count
+from ..models.options import check_stem
+from ..ops.checks import check_choice, check_count
 
 DTYPES = ("float32", "bfloat16", "float16")
 COMPILE = ("none", "default", "reduce-overhead")

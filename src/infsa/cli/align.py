@@ -7,28 +7,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import at_least, chosen_device, progress_report
+from . import options
 from .parameters import check_seed, checked
 
 
 def align(
-    checkpoints: Annotated[
-        list[str],
-        typer.Option(
-            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
-        ),
-    ],
-    data: Annotated[str, typer.Option(help="shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH.")],
-    split: Annotated[str, typer.Option(help="Split of the data.")] = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=at_least(1))] = 64,
+    checkpoints: options.Checkpoints,
+    data: options.Data,
+    split: options.Split = "val",
+    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 64,
     samples: Annotated[
-        int, typer.Option(help="Heads taken from every layer; 0 takes all.", callback=at_least(0))
+        int, typer.Option(help="Heads taken from every layer; 0 takes all.", callback=options.at_least(0))
     ] = 512,
-    steps: Annotated[int, typer.Option(help="Steps of the power iteration.", callback=at_least(1))] = 200,
+    steps: Annotated[int, typer.Option(help="Steps of the power iteration.", callback=options.at_least(1))] = 200,
     seed: Annotated[int, typer.Option(help="Seed of images and heads.", callback=checked(check_seed))] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare the vector a with the Perron vector of every head, beside candidates that need no theory.
 
@@ -37,27 +32,23 @@ def align(
 
     Example: infsa align -c infsa_linear-0.safetensors --data npz:shard.npz --samples 512
     """
-    from ..data import open_dataset
-    from ..evaluate import Aligning, Subject, study_alignment
+    from ..evaluate import Aligning, study_alignment
     from ..files import write_json
     from ..report.quality_figures import draw_alignment_bars
     from ..report.quality_tables import alignment_table
 
-    subjects = [Subject.of(source) for source in checkpoints]
-    if len({subject.name for subject in subjects}) < len(subjects):
-        raise typer.BadParameter(f"every checkpoint needs a name of its own, got {[s.name for s in subjects]}")
-    dataset = open_dataset(data, split)
-    source = f"{data.partition(':')[0]}:{Path(data.partition(':')[2]).name}/{split}"
+    subjects = options.chosen_subjects(checkpoints)
+    source = options.named_data(data, split)
     console = Console(quiet=as_json)
-    with progress_report(console) as report:
+    with options.progress_report(console) as report:
         summary = study_alignment(
             subjects,
-            {subject.name: (source, dataset) for subject in subjects},
+            dict.fromkeys((subject.name for subject in subjects), source),
             Aligning(steps=steps, seed=seed),
             out=out,
             images=images,
             samples=samples or None,
-            device=chosen_device(device),
+            device=options.chosen_device(device),
             report=report,
         )
     file = write_json(summary, out / "align.json")

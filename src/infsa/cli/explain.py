@@ -9,13 +9,11 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import chosen_device
+from .options import WEIGHTS, Device, Json, chosen_device, chosen_subjects
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
     from ..models import InfViT
-
-DEFAULT = ("vit_tiny", "infvit_pure_tiny", "infvit_linear_tiny")
 
 
 def explain(
@@ -25,8 +23,8 @@ def explain(
         typer.Option(
             "--checkpoint",
             "-c",
-            help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated.",
-            show_default="vit_tiny, infvit_pure_tiny, infvit_linear_tiny",
+            help=WEIGHTS,
+            show_default="the three shipped models",
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
@@ -37,9 +35,9 @@ def explain(
     layer: Annotated[int, typer.Option(help="Block to read, from the end if negative.")] = -1,
     head: Annotated[int | None, typer.Option(help="One head instead of their mean.", show_default="the mean")] = None,
     out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show where models look in images, and what they take them for.
 
@@ -49,15 +47,11 @@ def explain(
     Example: infsa explain photo.jpg --resolution native --checkpoint infvit_linear_tiny
     """
     from ..evaluate.maps import check_methods
-    from ..evaluate.subjects import Subject
+    from ..models.presets import SHIPPED
 
     checked(lambda value: check_methods([value]))(method)
     side = _resolution(resolution)
-    chosen = [Subject.of(source) for source in checkpoints or DEFAULT]
-    if len({subject.name for subject in chosen}) < len(chosen):
-        raise typer.BadParameter(
-            f"every checkpoint needs a name of its own, got {[subject.name for subject in chosen]}"
-        )
+    chosen = chosen_subjects(checkpoints or SHIPPED)
     loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
     options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
     console = Console(quiet=as_json)

@@ -1,8 +1,9 @@
 """Options that several commands share, and the progress bar."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +14,17 @@ from .parameters import checked
 if TYPE_CHECKING:
     import torch
 
+    from ..data import ImageDataset
+    from ..evaluate import Subject
     from ..evaluate.study import Report
+
+WEIGHTS = "[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+DATA = "shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH."
+Checkpoints = Annotated[list[str], typer.Option("--checkpoint", "-c", help=WEIGHTS)]
+Data = Annotated[str, typer.Option(help=DATA)]
+Split = Annotated[str, typer.Option(help="Split of the data.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def at_least(lowest: int) -> Callable[[int], int]:
@@ -39,6 +50,25 @@ def chosen_device(name: str) -> "torch.device":
     if device.type == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter(f"no CUDA device here, got {name!r}")
     return device
+
+
+def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
+    """The models to examine, each under a name of its own."""
+    from ..evaluate import Subject
+
+    subjects = [Subject.of(source) for source in sources]
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"every checkpoint needs a name of its own, got {names}")
+    return subjects
+
+
+def named_data(data: str, split: str) -> "tuple[str, ImageDataset]":
+    """A data set, and what results call it: without the folders that it lies in."""
+    from ..data import open_dataset
+
+    kind, _, path = data.partition(":")
+    return f"{kind}:{Path(path).name}/{split}", open_dataset(data, split)
 
 
 @contextmanager

@@ -7,20 +7,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import at_least, chosen_device, progress_report
+from . import options
 from .parameters import check_seed, checked
 
 
 def quality(
-    checkpoints: Annotated[
-        list[str],
-        typer.Option(
-            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
-        ),
-    ],
-    data: Annotated[str, typer.Option(help="shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH.")],
-    split: Annotated[str, typer.Option(help="Split of the data.")] = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=at_least(1))] = 500,
+    checkpoints: options.Checkpoints,
+    data: options.Data,
+    split: options.Split = "val",
+    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 500,
     fills: Annotated[
         list[str] | None,
         typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.", show_default="mean"),
@@ -31,18 +26,22 @@ def quality(
             "--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated.", show_default="last"
         ),
     ] = None,
-    levels: Annotated[int, typer.Option(help="Steps from the whole image to nothing.", callback=at_least(1))] = 20,
+    levels: Annotated[
+        int, typer.Option(help="Steps from the whole image to nothing.", callback=options.at_least(1))
+    ] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
     normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
-    draws: Annotated[int, typer.Option(help="Random orders of patches with equal scores.", callback=at_least(1))] = 3,
+    draws: Annotated[
+        int, typer.Option(help="Random orders of patches with equal scores.", callback=options.at_least(1))
+    ] = 3,
     only_correct: Annotated[
         bool, typer.Option("--only-correct/--all-images", help="Follow correctly classified images only.")
     ] = True,
     min_probability: Annotated[float, typer.Option(help="Of the whole image.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of images and orders.", callback=checked(check_seed))] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure what attention maps are worth: remove patches in their order, and compare them with boxes.
 
@@ -51,14 +50,15 @@ def quality(
 
     Example: infsa quality -c softmax-0.safetensors -c softmax-1.safetensors --data npz:shard.npz --fill mean
     """
-    from ..data import open_dataset
-    from ..evaluate import Boxes, Removal, Subject, study_quality
+    from ..evaluate import Boxes, Removal, study_quality
     from ..evaluate.summary import NORMALISATIONS
     from ..files import write_json
+    from ..ops.checks import check_choice
     from ..report.quality_figures import draw_quality, has_boxes
     from ..report.quality_tables import box_table, caption, removal_table
 
     chosen = tuple(methods or ["last"])
+    checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
     common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}
     try:
         removals = [
@@ -67,24 +67,19 @@ def quality(
         ]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if normalise not in NORMALISATIONS:
-        raise typer.BadParameter(f"normalise must be one of {list(NORMALISATIONS)}, got {normalise!r}")
-    subjects = [Subject.of(source) for source in checkpoints]
-    if len({subject.name for subject in subjects}) < len(subjects):
-        raise typer.BadParameter(f"every checkpoint needs a name of its own, got {[s.name for s in subjects]}")
-    dataset = open_dataset(data, split)
-    source = f"{data.partition(':')[0]}:{Path(data.partition(':')[2]).name}/{split}"
+    subjects = options.chosen_subjects(checkpoints)
+    source = options.named_data(data, split)
     console = Console(quiet=as_json)
-    with progress_report(console) as report:
+    with options.progress_report(console) as report:
         summary = study_quality(
             subjects,
-            {subject.name: (source, dataset) for subject in subjects},
+            dict.fromkeys((subject.name for subject in subjects), source),
             removals,
             Boxes(methods=chosen, seed=seed),
             out=out,
             images=images,
             normalise=normalise,
-            device=chosen_device(device),
+            device=options.chosen_device(device),
             report=report,
         )
     files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]

@@ -245,7 +245,7 @@ def _estimate(
 
 
 def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
-    from ..evaluate.subjects import class_names
+    from ..evaluate.maps import class_names
 
     names = class_names(model)
     if not names:

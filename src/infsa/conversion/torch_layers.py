@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import MultiheadAttention
-from ..nn.infsa import merge_heads, scale_heads
+from ..nn.infsa import merge_heads
 from ..nn.multihead import Call
 from ..ops import projected_values
 from ..ops.masks import forbids_future
@@ -50,7 +50,7 @@ class SwappedMultiheadAttention(MultiheadAttention):
         projections = (self._projection(0), None, self._projection(2))
         options: dict[str, Any] = {"activation": self.activation, "eps": self.eps, "impl": self.impl}
         rows, _ = projected_values(call.query, self.num_heads, *projections, key_mask=call.key_mask, **options)
-        return self.out_proj(merge_heads(scale_heads(rows, self.decay()))).expand(-1, call.query.shape[1], -1), None
+        return self.out_proj(merge_heads(rows, self.decay())).expand(-1, call.query.shape[1], -1), None
 
 
 class SwappedDecoderLayer(nn.TransformerDecoderLayer):

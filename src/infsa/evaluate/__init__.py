@@ -15,13 +15,13 @@ from .localization import (
     roc_auc,
     roc_curve,
 )
-from .maps import Explanation, explain, input_size, maps_of
+from .maps import Explanation, View, class_names, data_config, explain, input_size, likeliest, maps_of, model_input
 from .measure import chosen_images, configuration, measure
 from .perturbation import area_under, level_counts, removal_curves, removal_ranks
 from .results import Results, fingerprint
 from .settings import Aligning, Boxes, Removal
 from .study import study_alignment, study_quality
-from .subjects import Subject, class_names, data_config, load_model
+from .subjects import Subject, load_model
 from .summary import over_runs, summarise_alignment, summarise_boxes, summarise_removal
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Removal",
     "Results",
     "Subject",
+    "View",
     "align",
     "align_heads",
     "area_under",
@@ -53,10 +54,12 @@ __all__ = [
     "impute",
     "input_size",
     "level_counts",
+    "likeliest",
     "load_model",
     "maps_of",
     "measure",
     "measure_accuracy",
+    "model_input",
     "over_runs",
     "patch_labels",
     "pointing",

@@ -28,8 +28,8 @@ from ..data import (
 from ..data.loading import Batches
 from ..data.skipping import left_out_note
 from ..models import InfViT
+from .maps import data_config
 from .matching import UNKNOWN, Match, match_model
-from .subjects import data_config
 
 
 @dataclass(frozen=True)

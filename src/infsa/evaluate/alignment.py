@@ -4,12 +4,14 @@ Forward hooks on a trained model capture each layer's input; queries and keys fo
 Â = φ(q kᵀ) of every head, its leading vector, the vector a and the candidates that need no such theory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..graph.statistics import cosine, spearman
 from ..nn.infsa import LinearInfSA, PureInfSA, split_heads
@@ -27,10 +29,6 @@ class Alignment(NamedTuple):
 
     ``cosine`` and ``spearman`` hold one entry per candidate. ``ratio`` is |λ₂| / |λ₁|, ``residual`` that of the power
     iteration. ``degenerate`` marks heads without a leading vector to compare with; their numbers mean nothing.
-
-    Example:
-        >>> layers = align(model, images)
-        >>> layers["blocks.5.attn"].cosine["a"].mean()
     """
 
     cosine: dict[str, Tensor]
@@ -40,13 +38,8 @@ class Alignment(NamedTuple):
     degenerate: Tensor
 
     def cpu(self) -> "Alignment":
-        """The same in the memory of the CPU.
-
-        Example:
-            >>> align(model, images)["blocks.5.attn"].cpu()
-        """
-        cosine, spearman = ({key: value.cpu() for key, value in part.items()} for part in self[:2])
-        return Alignment(cosine, spearman, self.ratio.cpu(), self.residual.cpu(), self.degenerate.cpu())
+        """The same in the memory of the CPU."""
+        return tree_map(lambda values: values.cpu(), self)
 
 
 def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,8 +49,7 @@ def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         return q, k
     qkv, heads = module.get_submodule("qkv"), int(getattr(module, "num_heads"))  # noqa: B009
     q, k, _ = (split_heads(part, heads) for part in qkv(x).chunk(3, -1))  # timm's Attention
-    norms = (getattr(module, name, None) or nn.Identity() for name in ("q_norm", "k_norm"))
-    q_norm, k_norm = norms
+    q_norm, k_norm = (getattr(module, name, None) or nn.Identity() for name in ("q_norm", "k_norm"))
     return q_norm(q), k_norm(k)
 
 
@@ -72,23 +64,21 @@ def captured(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Within this context, each forward pass leaves the input of every attention layer in the returned dict.
 
     Example:
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
         >>> with captured(model) as inputs:
-        ...     model(images)
-        >>> list(inputs)[0]
-        'blocks.0.attn'
+        ...     logits = model(torch.rand(1, 3, 64, 64))
+        >>> inputs["blocks.0.attn"].shape
+        torch.Size([1, 65, 192])
     """
     layers = {name: module for name, module in model.named_modules() if has_queries(module)}
     if not layers:
         raise ValueError(f"{type(model).__name__} has no attention layer with queries and keys")
     inputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, arguments: Any) -> None:
-            inputs[name] = arguments[0].detach()
+    def keep(name: str, module: nn.Module, arguments: Any) -> None:
+        inputs[name] = arguments[0].detach()
 
-        return hook
-
-    hooks = [module.register_forward_pre_hook(keep(name)) for name, module in layers.items()]
+    hooks = [module.register_forward_pre_hook(partial(keep, name)) for name, module in layers.items()]
     try:
         yield inputs
     finally:
@@ -101,8 +91,9 @@ def align(model: nn.Module, images: Tensor, steps: int = POWER_STEPS) -> dict[st
     """The :class:`Alignment` of every attention layer of a model, by the layer's name, for images (B, C, H, W).
 
     Example:
-        >>> list(align(model, images))
-        ['blocks.0.attn', 'blocks.1.attn', 'blocks.2.attn', 'blocks.3.attn', 'blocks.4.attn', 'blocks.5.attn']
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> list(align(model, torch.rand(1, 3, 64, 64)))[0]
+        'blocks.0.attn'
     """
     training = model.training
     model.eval()
@@ -138,17 +129,7 @@ def align_heads(q: Tensor, k: Tensor, activation: str = "relu", steps: int = POW
     q, k = (x.flatten(0, 1).double() for x in (q, k))
     at_once = max(1, MEMORY // (8 * q.shape[1] * k.shape[1]))
     parts = [_align(a, b, activation, tied, steps) for a, b in zip(q.split(at_once), k.split(at_once), strict=True)]
-
-    def joined(tensors: list[Tensor]) -> Tensor:
-        return torch.cat(tensors).unflatten(0, heads)
-
-    return Alignment(
-        {name: joined([part.cosine[name] for part in parts]) for name in parts[0].cosine},
-        {name: joined([part.spearman[name] for part in parts]) for name in parts[0].spearman},
-        joined([part.ratio for part in parts]),
-        joined([part.residual for part in parts]),
-        joined([part.degenerate for part in parts]),
-    )
+    return tree_map(lambda *values: torch.cat(values).unflatten(0, heads), *parts)
 
 
 def _align(q: Tensor, k: Tensor, activation: str, tied: bool, steps: int) -> Alignment:
@@ -168,9 +149,7 @@ def _align(q: Tensor, k: Tensor, activation: str, tied: bool, steps: int) -> Ali
     }
     moduli = _moduli(weights, tied)
     first = moduli[:, 0]
-    ratio = (
-        torch.where(first > 0, moduli[:, 1] / torch.where(first > 0, first, 1), 1) if weights.shape[1] > 1 else first
-    )
+    ratio = torch.where(first > 0, moduli[:, 1] / first, 1) if weights.shape[1] > 1 else first
     leading = vectors[steps]
     empty = (leading.sum(-1) <= 0) | (rounds[1].sum(-1) <= 0)
     return Alignment(

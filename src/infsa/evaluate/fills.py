@@ -15,12 +15,6 @@ RESIDUAL = 1e-4  # relative, at which imputation stops
 BETWEEN_CHECKS = 20  # steps of the solver between two looks at the residual
 
 
-def check_fill(fill: str) -> None:
-    """Refuse an unknown fill."""
-    if fill not in FILLS:
-        raise ValueError(f"fill must be one of {list(FILLS)}, got {fill!r}")
-
-
 def replacement(
     images: Tensor,
     fill: str,
@@ -72,8 +66,8 @@ def impute(images: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tens
     Example:
         >>> removed = torch.zeros(1, 1, 8, 8, dtype=torch.bool)
         >>> removed[..., 2:6, 2:6] = True
-        >>> impute(torch.ones(1, 3, 8, 8), removed)[0, 0, 3, 3]
-        tensor(1.0000)
+        >>> bool((impute(torch.ones(1, 3, 8, 8), removed) - 1).abs().max() < 1e-3)
+        True
     """
     known = torch.where(removed, 0, images)
     total = _neighbours(torch.ones_like(known[:1, :1]))  # (1, 1, H, W): smaller at the border

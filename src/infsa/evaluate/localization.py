@@ -10,6 +10,7 @@ from torch import Tensor
 from ..data.boxes import patch_centres, patch_coverage
 from ..data.sample import BoxArray
 from ..graph.statistics import ranks
+from ..ops.checks import check_choice
 
 RULES = ("centre", "area")
 CENTRE_WIDTH = 0.25  # σ of the centre-Gaussian baseline, in sides of the image
@@ -25,8 +26,7 @@ def patch_labels(boxes: BoxArray, size: tuple[int, int], grid: tuple[int, int], 
         >>> patch_labels(np.array([[0, 0, 12, 8]], np.float32), (16, 16), (2, 2), "area").tolist()
         [[True, True], [False, False]]
     """
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {list(RULES)}, got {rule!r}")
+    check_choice("rule", rule, RULES)
     if rule == "centre":
         return torch.from_numpy(patch_centres(boxes, size, grid))
     return torch.from_numpy(patch_coverage(boxes, size, grid) >= 0.5)

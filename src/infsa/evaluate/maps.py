@@ -1,43 +1,155 @@
-"""Maps of batches and of single images of any size, with what the model predicts."""
+"""From a photograph to what a model sees of it, and from there, in one pass, to a map and the names of classes."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import timm.data
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
-from ..data import keyed_generator
-from ..data.transforms import RESAMPLING
+from ..data import ValTransform, keyed_generator, transform_for
+from ..data.transforms import RESAMPLING, normalised, normalised_values
 from ..machine import available, show_bytes
 from ..models import InfViT
-from ..models.maps import METHODS
-from .subjects import class_names, data_config
+from ..models.maps import METHODS, Reading, logits_and_maps
+from ..ops.checks import check_choice
 
 ONE_ROW = ("infsa_linear", "mean", "energy")  # every query has the same weights: no N × N matrix
 MAX_WEIGHTS = 2**32  # bytes of weights that a map may need
 SPARE = 1.25  # more than the sum of the tensors
+NO_BOXES = np.zeros((0, 4), np.float32)
+
+
+def class_names(model: InfViT) -> list[str]:
+    """What the classes are called: the names saved with the weights, or their numbers.
+
+    Example:
+        >>> class_names(infsa.create_model("vit_tiny", num_classes=2))
+        ['class 0', 'class 1']
+    """
+    names = getattr(model, "pretrained_cfg", {}).get("label_names")
+    if names and len(names) == model.num_classes:
+        return [str(name) for name in names]
+    return [f"class {index}" for index in range(model.num_classes)]
+
+
+def likeliest(model: InfViT, logits: Tensor, count: int = 5) -> list[list[tuple[str, float]]]:
+    """The likeliest classes of each image with their probabilities, from logits (B, classes).
+
+    Example:
+        >>> likeliest(infsa.create_model("vit_tiny", num_classes=2), torch.tensor([[0.0, 0.0]]), count=1)
+        [[('class 0', 0.5)]]
+    """
+    names = class_names(model)
+    values, places = logits.float().softmax(-1).topk(min(count, len(names)))
+    rows = zip(places.tolist(), values.tolist(), strict=True)
+    return [[(names[place], value) for place, value in zip(*row, strict=True)] for row in rows]
+
+
+def data_config(model: InfViT) -> dict[str, Any]:
+    """timm's data configuration of a model, at the size that the model itself was built for.
+
+    Example:
+        >>> data_config(infsa.create_model("vit_tiny", img_size=96))["input_size"]
+        (3, 96, 96)
+    """
+    config: dict[str, Any] = timm.data.resolve_model_data_config(model)
+    return config | {"input_size": (model.in_chans, *model.patch_embed.img_size)}
+
+
+@dataclass(frozen=True)
+class View:
+    """How a model sees images: resized and cropped as it is validated, or whole.
+
+    Args:
+        model: whose size, colours and resampling are used.
+        resolution: ``"crop"`` for the centre, as accuracy is measured; ``"model"`` for the whole image with as many
+            pixels as the model was made for, ``"native"`` for its own, a number for the side of a square of so many.
+            Both sides of a whole image are brought to multiples of the patch.
+
+    Example:
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> View(model, "native")(Image.new("RGB", (640, 480)))[0].shape
+        torch.Size([3, 480, 640])
+    """
+
+    model: InfViT
+    resolution: str | int = "crop"
+
+    def __post_init__(self) -> None:
+        model, side = self.model, self.resolution
+        if model.in_chans != 3 or not model.num_classes:
+            given = f"in_chans={model.in_chans} and num_classes={model.num_classes}"
+            raise ValueError(f"predictions need a classifier of RGB images, got a model with {given}")
+        if side not in ("crop", "model", "native") and (isinstance(side, str) or side < 1):
+            raise ValueError(f"resolution must be crop, model, native or a number of pixels, got {side!r}")
+        if not model.dynamic_img_size and side not in ("crop", "model"):
+            raise ValueError(f"this model sees images of {tuple(model.patch_embed.img_size)} only, got {side!r}")
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Image.Image]:
+        """The model's input (3, h, w), and the part of the image that it shows."""
+        width, height = self.size(image.size)
+        if self.resolution == "crop" and width == height:
+            transform = transform_for(self.config, train=False)
+            assert isinstance(transform, ValTransform)
+            side = min(image.size) * min(1.0, width / transform.shorter)
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            shown = image.crop((round(left), round(top), round(left + side), round(top + side)))
+            return transform(image, NO_BOXES)[0], shown
+        return self.pixels(image, (width, height)), image
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's size, colours, crop and resampling."""
+        return data_config(self.model)
+
+    def size(self, image: tuple[int, int]) -> tuple[int, int]:
+        """The width and height of the model's input for an image of ``image``."""
+        height, width = self.model.patch_embed.img_size
+        if self.resolution == "crop" or not self.model.dynamic_img_size:
+            return width, height
+        rows, columns = self.model.patch_embed.patch_size
+        side = min(width, height) if self.resolution == "model" else self.resolution
+        return input_size(image, (rows, columns), None if isinstance(side, str) else side)
+
+    def pixels(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
+        """A whole RGB image at ``size`` (width, height), normalised: (3, h, w)."""
+        seen = image.resize(size, RESAMPLING[self.config["interpolation"]])
+        return normalised(seen, normalised_values(self.config["mean"], self.config["std"]))
+
+
+def model_input(model: InfViT, image: Image.Image, size: tuple[int, int]) -> Tensor:
+    """What a model sees of an RGB image at ``size`` (width, height): (1, 3, H, W), normalised, on its device.
+
+    Example:
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> model_input(model, Image.new("RGB", (640, 480)), (64, 64)).shape
+        torch.Size([1, 3, 64, 64])
+    """
+    return View(model).pixels(image, size)[None].to(next(model.parameters()).device)
 
 
 def check_methods(methods: Sequence[str]) -> None:
     """Refuse an unknown method."""
     for method in methods:
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+        check_choice("method", method, METHODS)
 
 
 def maps_of(model: InfViT, images: Tensor, method: str, names: Sequence[str], seed: int = 0) -> Tensor:
     """Maps (B, h, w), of sum 1, that depend on each image alone: ``"random"`` draws from (seed, name).
 
     Example:
-        >>> maps_of(model, batch.images, "last", batch.names).shape
-        torch.Size([32, 8, 8])
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> maps_of(model, torch.zeros(2, 3, 64, 64), "random", ["a.png", "b.png"]).shape
+        torch.Size([2, 8, 8])
     """
     check_methods([method])
     if method == "random":
@@ -45,20 +157,21 @@ def maps_of(model: InfViT, images: Tensor, method: str, names: Sequence[str], se
         drawn = np.stack([keyed_generator("random map", seed, name).random(grid, np.float32) for name in names])
         maps = torch.from_numpy(drawn).to(images.device)
         return maps / maps.sum((1, 2), keepdim=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*attention maps were all zero")  # the caller counts uniform maps
+    with uncounted():
         return model.attention_maps(images, method=method)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Without the warning that counts uniform maps: for callers that count them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*attention maps were all zero")
+        yield
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A map of one image and the prediction it belongs to.
-
-    Example:
-        >>> explanation = explain(model, image)
-        >>> explanation.predictions[0]
-        ('goldfish, Carassius auratus', 0.87)
-    """
+    """A map of one image and the prediction it belongs to."""
 
     map: NDArray[np.float32]  # (h, w), of sum 1
     size: tuple[int, int]  # width and height that the model saw
@@ -66,12 +179,7 @@ class Explanation:
     method: str
 
     def summary(self) -> dict[str, Any]:
-        """All but the map, as plain data.
-
-        Example:
-            >>> explanation.summary()["grid"]
-            [8, 8]
-        """
+        """All but the map, as plain data."""
         return {
             "predictions": [{"class": name, "probability": value} for name, value in self.predictions],
             "input_size": list(self.size),
@@ -120,73 +228,55 @@ def explain(
         seed: of ``method="random"``.
 
     Example:
-        >>> explain(model, Image.open("photo.jpg").convert("RGB"), side="native").map.shape
-        (375, 500)
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> explain(model, Image.new("RGB", (640, 480), "navy")).map.shape
+        (7, 9)
     """
-    check_methods([method])
-    config = data_config(model)
-    patch = tuple(model.patch_embed.patch_size)
-    size = _seen_size(model, image.size, side, patch)
-    device = next(model.parameters()).device
-    _check_memory(model, (size[1] // patch[0]) * (size[0] // patch[1]), method)
-    _check_room(model, size, patch, method, device)
-    pixels = F.to_tensor(image.resize(size, RESAMPLING[config["interpolation"]]))
-    batch = F.normalize(pixels, config["mean"], config["std"])[None].to(device)
-    options = {"seed": seed} if method == "random" else {}
-    with torch.inference_mode():
-        maps = model.attention_maps(batch, layer=layer, head=head, method=method, **options)
-        likely = model(batch).float().softmax(-1)[0].cpu()
-    names = class_names(model)
-    values, places = likely.topk(min(5, len(names)))
-    predictions = [(names[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
-    return Explanation(maps[0].float().cpu().numpy(), size, predictions, method)
-
-
-def _seen_size(model: InfViT, image: tuple[int, int], side: int | str, patch: tuple[int, ...]) -> tuple[int, int]:
-    own = tuple(model.patch_embed.img_size)
-    if not model.dynamic_img_size:
-        if side != "model":
-            raise ValueError(f"this model sees images of {own} only, got side={side!r}")
-        return own[1], own[0]
-    if side == "model":
-        side = min(own)
-    if side != "native" and (isinstance(side, str) or side < 1):
+    if side not in ("model", "native") and (isinstance(side, str) or side < 1):
         raise ValueError(f"side must be 'model', 'native' or a number of pixels, got {side!r}")
-    return input_size(image, (patch[0], patch[1]), None if isinstance(side, str) else side)
+    check_methods([method])
+    size = View(model, side).size(image.size)
+    check_memory(model, size, method)
+    with torch.inference_mode():
+        batch = model_input(model, image, size)
+        logits, maps = logits_and_maps(model, batch, Reading(method, layer, head, seed=seed))
+    return Explanation(maps[0].float().cpu().numpy(), size, likeliest(model, logits)[0], method)
 
 
-def _check_memory(model: InfViT, patches: int, method: str) -> None:
-    """Refuse a map whose weights would not fit, before anything runs."""
-    if model.attention in ONE_ROW or method == "random":
-        return
-    tokens = patches + model.num_prefix_tokens
-    needed = 4 * tokens**2 * (2 * model.num_heads + len(model.blocks))
-    if needed > MAX_WEIGHTS:
+def check_memory(model: InfViT, size: tuple[int, int], method: str) -> None:
+    """Refuse a map of an input of ``size`` (width, height) that would not fit, before anything runs."""
+    patch = model.patch_embed.patch_size
+    area = patch[0] * patch[1]
+    patches = size[0] * size[1] // area
+    weights = weight_bytes(model, patches, method)
+    if weights > MAX_WEIGHTS:
         raise ValueError(
-            f"a map of {model.attention} at {patches} patches needs {needed / 2**30:.0f} GiB of weights, more than "
+            f"a map of {model.attention} at {patches} patches needs {weights / 2**30:.0f} GiB of weights, more than "
             f"{MAX_WEIGHTS / 2**30:.0f}; lower the resolution or take infsa_linear, whose map is linear in the patches"
         )
-
-
-def _check_room(
-    model: InfViT, size: tuple[int, int], patch: tuple[int, ...], method: str, device: torch.device
-) -> None:
-    """Refuse an image whose tokens would not fit into the memory that is free, before anything runs."""
-    area = patch[0] * patch[1]
-    each = token_bytes(model, area, method)
-    needed = each * (size[0] * size[1] // area)
+    device, each = next(model.parameters()).device, token_bytes(model, method)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
-    if needed > free:
+    if each * patches > free:
         largest = math.isqrt(int(free // each)) * min(patch)
         raise ValueError(
-            f"{size[0]} × {size[1]} pixels need about {show_bytes(int(needed))} of memory, and {show_bytes(free)} are "
-            f"free: a resolution of {largest} fits; infsa stream reads images of any size"
+            f"{size[0]} × {size[1]} pixels need about {show_bytes(each * patches)} of memory, and {show_bytes(free)} "
+            f"are free: a resolution of {largest} fits; infsa stream reads images of any size"
         )
 
 
-def token_bytes(model: InfViT, area: int, method: str) -> float:
-    """About how much memory a patch of ``area`` pixels takes at the peak: its pixels, its tokens, the MLP."""
+def weight_bytes(model: InfViT, patches: int, method: str) -> int:
+    """How much memory the weights that a map is read from take: those of one layer, all heads, at a time."""
+    one_row = model.attention in ONE_ROW or method == "random"
+    return 0 if one_row else 4 * (patches + model.num_prefix_tokens) ** 2 * (2 * model.num_heads + 1)
+
+
+def token_bytes(model: InfViT, method: str) -> float:
+    """About how much memory a patch takes at the peak: its pixels, its tokens, the MLP."""
+    rows, columns = model.patch_embed.patch_size
     width, hidden = model.embed_dim, model.get_parameter("blocks.0.mlp.fc1.weight").shape[0]
-    floats = 9 * area + 6 * width + 2 * hidden
-    kept = len(model.blocks) if method == "gradient" else 1  # what a backward pass needs
-    return 4 * SPARE * floats * kept
+    floats, depth = 9 * rows * columns + 6 * width + 2 * hidden, len(model.blocks)
+    if method == "gradient":
+        floats *= depth  # what a backward pass needs
+    elif method == "rollout":
+        floats += depth * width  # what enters each layer
+    return 4 * SPARE * floats

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..data.paths import few
 from ..models import InfViT
-from .subjects import class_names
+from .maps import class_names
 
 UNKNOWN = -1
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from ..data import Batch, ImageDataset, Views, collate, keyed_generator, transform_for
 from ..models import InfViT
 from .alignment import align
-from .maps import maps_of
+from .maps import data_config, maps_of
 from .perturbation import has_ties, removal_curves, removal_ranks
 from .results import Record, Results, fingerprint, numbers
 from .settings import Aligning, Boxes, Removal, Settings
-from .subjects import data_config
 
 Progress = Callable[[int], None]
 BATCH = {"cpu": 32}  # images measured together
@@ -26,8 +25,8 @@ def chosen_images(length: int, count: int | None, seed: int = 0) -> list[int]:
     """``count`` of ``length`` images (all if None), drawn by the seed alone, in ascending order.
 
     Example:
-        >>> chosen_images(5, 3)
-        [0, 2, 3]
+        >>> len(chosen_images(1000, 3))
+        3
     """
     if count is not None and count < 1:
         raise ValueError(f"images must be 1 or more, got {count}")
@@ -40,6 +39,7 @@ def configuration(model: InfViT, data: str, settings: Settings) -> dict[str, Any
     """All that a measurement depends on, as plain data for :class:`Results`.
 
     Example:
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
         >>> configuration(model, "shapes", Removal())["measure"]
         'Removal'
     """
@@ -61,12 +61,7 @@ def measure(
     settings: Settings,
     progress: Progress | None = None,
 ) -> None:
-    """Measure the images ``indices`` that ``results`` does not hold yet, and add their records.
-
-    Example:
-        >>> results = Results("runs/a.jsonl", configuration(model, "shapes", Removal()))
-        >>> measure(model, dataset, range(500), results, Removal())
-    """
+    """Measure the images ``indices`` that ``results`` does not hold yet, and add their records."""
     config = data_config(model)
     views = Views(dataset, transform_for(config, train=False))
     device = next(model.parameters()).device
@@ -74,12 +69,8 @@ def measure(
     if progress is not None:
         progress(len(indices) - len(wanted))
     for batch, kept in _batches(views, wanted, results, BATCH.get(device.type, BATCH_ELSEWHERE), progress):
-        if isinstance(settings, Removal):
-            records = removal_records(model, batch, settings, config["mean"], config["std"])
-        elif isinstance(settings, Boxes):
-            records = box_records(model, batch, settings)
-        else:
-            records = alignment_records(model, batch, settings)
+        batch = batch._replace(images=batch.images.to(device))
+        records = RECORDS[type(settings)](model, batch, settings)
         heads = zip(kept, batch.names, batch.labels.tolist(), records, strict=True)
         results.add(*({"index": index, "name": name, "label": label, **record} for index, name, label, record in heads))
         if progress is not None:
@@ -111,11 +102,9 @@ def _predict(model: InfViT, images: Tensor) -> tuple[Tensor, Tensor]:
     return predicted, probability
 
 
-def removal_records(
-    model: InfViT, batch: Batch, settings: Removal, mean: Sequence[float], std: Sequence[float]
-) -> list[Record]:
+def removal_records(model: InfViT, batch: Batch, settings: Removal) -> list[Record]:
     """Prediction and raw curves of every image; images outside the convention have a prediction only."""
-    images = batch.images.to(next(model.parameters()).device)
+    images = batch.images
     predicted, probability = _predict(model, images)
     kept = probability >= settings.min_probability
     if settings.only_correct:
@@ -127,7 +116,7 @@ def removal_records(
     if not len(rows):
         return records
     names = [batch.names[row] for row in rows.tolist()]
-    curves, labels = _curves(model, images[rows], predicted[rows], names, settings, mean, std)
+    curves, labels = _curves(model, images[rows], predicted[rows], names, settings)
     drawn: list[dict[str, dict[str, list[Tensor]]]] = [{} for _ in names]
     for curve, (image, method, direction) in zip(curves, labels, strict=True):
         drawn[image].setdefault(method, {}).setdefault(direction, []).append(curve)
@@ -141,16 +130,10 @@ def removal_records(
 
 
 def _curves(
-    model: InfViT,
-    images: Tensor,
-    classes: Tensor,
-    names: list[str],
-    settings: Removal,
-    mean: Sequence[float],
-    std: Sequence[float],
+    model: InfViT, images: Tensor, classes: Tensor, names: list[str], settings: Removal
 ) -> tuple[Tensor, list[tuple[int, str, str]]]:
     """All curves (R, K + 1) of a batch, and for each its image, method and direction."""
-    grid = model.grid_of(images)
+    grid, config = model.grid_of(images), data_config(model)
     patches = grid[0] * grid[1]
     parts: list[Tensor] = []
     labels: list[tuple[int, str, str]] = []
@@ -172,20 +155,10 @@ def _curves(
     if settings.fill == "road":
         drawn = [keyed_generator("noise", settings.seed, name).standard_normal(images.shape[1:]) for name in names]
         noise = torch.from_numpy(np.stack(drawn)).to(images)
-    curves = removal_curves(
-        model,
-        images,
-        torch.cat(parts),
-        torch.tensor([image for image, _, _ in labels]),
-        classes,
-        grid=grid,
-        fill=settings.fill,
-        levels=settings.levels,
-        score=settings.score,
-        mean=mean,
-        std=std,
-        noise=noise,
-    )
+    how: dict[str, Any] = {"fill": settings.fill, "levels": settings.levels, "score": settings.score, "noise": noise}
+    owner = torch.tensor([image for image, _, _ in labels])
+    colours = {"mean": config["mean"], "std": config["std"]}
+    curves = removal_curves(model, images, torch.cat(parts), owner, classes, grid=grid, **how, **colours)
     return curves.cpu(), labels
 
 
@@ -196,7 +169,7 @@ def _uniform(keys: Sequence[tuple[str | int, ...]], length: int, device: torch.d
 
 def box_records(model: InfViT, batch: Batch, settings: Boxes) -> list[Record]:
     """The maps and the boxes of every image; :func:`infsa.evaluate.summarise_boxes` compares them."""
-    images = batch.images.to(next(model.parameters()).device)
+    images = batch.images
     predicted, _ = _predict(model, images)
     names = dict.fromkeys([*settings.methods, "random"])
     maps = {name: maps_of(model, images, name, batch.names, settings.seed).cpu() for name in names}
@@ -214,8 +187,7 @@ def box_records(model: InfViT, batch: Batch, settings: Boxes) -> list[Record]:
 
 def alignment_records(model: InfViT, batch: Batch, settings: Aligning) -> list[Record]:
     """Agreement with the Perron vector of every head of every layer for every image."""
-    found = align(model, batch.images.to(next(model.parameters()).device), settings.steps)
-    layers = {name: layer.cpu() for name, layer in found.items()}
+    layers = {name: layer.cpu() for name, layer in align(model, batch.images, settings.steps).items()}
     return [
         {
             "layers": {
@@ -230,3 +202,10 @@ def alignment_records(model: InfViT, batch: Batch, settings: Aligning) -> list[R
         }
         for row in range(len(batch.names))
     ]
+
+
+RECORDS: dict[type, Callable[[InfViT, Batch, Any], list[Record]]] = {
+    Removal: removal_records,
+    Boxes: box_records,
+    Aligning: alignment_records,
+}

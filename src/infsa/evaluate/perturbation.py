@@ -6,14 +6,17 @@ of a curve, nothing and everything removed, are the same for every order of an i
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from .fills import NOISE, check_fill, impute, pixels, replacement
-from .shortcuts import can_shorten, is_plain, logits_without, token_logits
+from ..models import InfViT
+from ..ops.checks import check_choice
+from .fills import FILLS, NOISE, impute, pixels, replacement
 
+POSITION_FREE = ("softmax", "infsa_pure", "infsa_linear", "mean", "energy")  # see a set of tokens, not a grid
 SCORES = ("probability", "logit", "top1")
 CHUNK = {"cpu": 64}  # images per forward pass
 CHUNK_ELSEWHERE = 2048
@@ -49,6 +52,11 @@ def has_ties(scores: Tensor) -> Tensor:
     """Whether two patches of a map have the same score: (B, N) -> (B,)."""
     ordered = scores.sort(-1).values
     return (ordered[:, 1:] == ordered[:, :-1]).any(-1)
+
+
+def can_shorten(model: nn.Module) -> TypeGuard[InfViT]:
+    """Whether tokens can be left out of a model's sequence; otherwise its ``patch_mask`` hides them."""
+    return isinstance(model, InfViT) and model.attention in POSITION_FREE
 
 
 @torch.inference_mode()
@@ -87,13 +95,14 @@ def removal_curves(
         chunk: images per forward pass; by default 64 on the CPU and 2048 elsewhere.
 
     Example:
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> images, classes = torch.rand(2, 3, 64, 64), torch.zeros(2, dtype=torch.long)
         >>> ranks = removal_ranks(model.attention_maps(images).flatten(1), torch.rand(2, 64))
         >>> removal_curves(model, images, ranks, torch.arange(2), classes, grid=(8, 8)).shape
         torch.Size([2, 21])
     """
-    check_fill(fill)
-    if score not in SCORES:
-        raise ValueError(f"score must be one of {list(SCORES)}, got {score!r}")
+    check_choice("fill", fill, FILLS)
+    check_choice("score", score, SCORES)
     if noise is not None and fill != "road":
         raise ValueError(f"noise needs fill='road', got fill={fill!r}")
     patch, patches = _patch(images, grid), grid[0] * grid[1]
@@ -134,7 +143,7 @@ class _Removal:
             batch = impute(batch, pixels(mask, self.patch), noise)
         else:
             batch = torch.where(pixels(mask, self.patch), self.fixed[rows], batch)
-        return token_logits(self.model, *self.model.embed(batch)) if is_plain(self.model) else self.model(batch)
+        return self.model.classify(*self.model.embed(batch)) if isinstance(self.model, InfViT) else self.model(batch)
 
     def intact(self, size: int) -> Tensor:
         """Logits of the whole images, (B, classes)."""
@@ -167,8 +176,18 @@ class _Removal:
                 if count == ranks.shape[1]:
                     found = self.empty(size)[owner[part]]
                 else:
-                    found = logits_without(self.model, tokens[owner[part]], order[part, count:])
+                    found = self._without(tokens[owner[part]], order[part, count:])
                 yield part, torch.full_like(part, level), found
+
+    def _without(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """Logits of embedded tokens (r, N, D) of which only the prefix and the patches ``kept`` (r, n) remain."""
+        assert isinstance(self.model, InfViT)
+        prefix = self.model.num_prefix_tokens
+        first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)
+        places = torch.cat([first, kept + prefix], 1)  # patches keep the positions of the whole image
+        return self.model.classify(
+            tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1])), (1, kept.shape[1])
+        )
 
     def _every(self, size: int) -> tuple[Tensor, ...]:
         return torch.arange(len(self.images), device=self.images.device).split(size)

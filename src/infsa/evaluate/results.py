@@ -19,8 +19,9 @@ def fingerprint(model: nn.Module) -> str:
     """A short hash of a model's weights: the same weights, the same word.
 
     Example:
-        >>> fingerprint(model) == fingerprint(copy.deepcopy(model))
-        True
+        >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
+        >>> fingerprint(model) == fingerprint(infsa.evaluate.load_model("vit_tiny"))
+        False
     """
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.state_dict().items()):
@@ -44,12 +45,6 @@ class Results:
         path: the file, made with its folder if it does not exist.
         config: everything the records depend on, as plain data.
         device: named in the header.
-
-    Example:
-        >>> results = Results("runs/quality/a.jsonl", {"fill": "mean"})
-        >>> results.add({"index": 3, "probability": 0.7})
-        >>> 3 in results.done
-        True
     """
 
     def __init__(self, path: str | Path, config: dict[str, Any], device: torch.device | str = "cpu") -> None:
@@ -69,11 +64,7 @@ class Results:
         self.names = {record.get("name") for record in self.records}
 
     def add(self, *records: Record) -> None:
-        """Append records, each with its ``index``, and put them on disk.
-
-        Example:
-            >>> results.add({"index": 4, "probability": 0.2})
-        """
+        """Append records, each with its ``index``, and put them on disk."""
         with open(self.path, "a", encoding="utf-8") as file:
             for record in records:
                 file.write(json.dumps(record) + "\n")

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..ops.checks import check_choice
 from .alignment import POWER_STEPS
-from .fills import check_fill
+from .fills import FILLS
 from .maps import check_methods
 from .perturbation import SCORES, level_counts
 
@@ -13,7 +14,8 @@ class Removal:
     """How MoRF and LeRF are measured; the defaults are this project's conventions.
 
     Example:
-        >>> Removal(fill="tokens", levels=10)
+        >>> Removal(fill="tokens").levels
+        20
     """
 
     fill: str = "mean"
@@ -27,11 +29,10 @@ class Removal:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fill(self.fill)
+        check_choice("fill", self.fill, FILLS)
         check_methods(self.methods)
         level_counts(1, self.levels)
-        if self.score not in SCORES:
-            raise ValueError(f"score must be one of {list(SCORES)}, got {self.score!r}")
+        check_choice("score", self.score, SCORES)
         for name in ("draws", "random_draws"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
@@ -42,7 +43,8 @@ class Boxes:
     """Which maps are compared with boxes.
 
     Example:
-        >>> Boxes(methods=("last", "rollout"))
+        >>> Boxes(methods=("last", "rollout")).seed
+        0
     """
 
     methods: tuple[str, ...] = ("last",)
@@ -57,7 +59,8 @@ class Aligning:
     """How alignment with the Perron vector is measured.
 
     Example:
-        >>> Aligning(steps=200)
+        >>> Aligning().steps
+        200
     """
 
     steps: int = POWER_STEPS

@@ -1,15 +1,17 @@
 """A whole study: several models, each measured and summarised, then grouped over seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data import ImageDataset
+from ..models import InfViT
 from ..provenance import provenance
 from .measure import chosen_images, configuration, measure
-from .results import Results
+from .results import Record, Results
 from .settings import Aligning, Boxes, Removal, Settings
 from .subjects import Subject
 from .summary import Summary, over_runs, summarise_alignment, summarise_boxes, summarise_removal
@@ -33,30 +35,22 @@ def study_quality(
     """MoRF and LeRF under every fill, and boxes, for every subject; records go to ``out/records``.
 
     Taken up again where it was interrupted. The result holds each run and, for each group, the mean over its runs.
-
-    Example:
-        >>> subject = Subject.of("runs/softmax-0.safetensors")
-        >>> data = {subject.name: ("npz:shard.npz", NpzShard("shard.npz", "val"))}
-        >>> study_quality([subject], data, [Removal()], Boxes(), out="runs/quality")["groups"]["softmax"]
     """
     if normalise == "intact" and any(removal.score == "logit" for removal in removals):
         raise ValueError("score='logit' has no fixed sign: it needs normalise='none', got 'intact'")
     runs: dict[str, Summary] = {}
+    plan = _Plan(data, Path(out), images, boxes.seed, report)
     for subject in subjects:
-        model = subject.load(device)
-        name, dataset = data[subject.name]
+        model, (name, dataset) = subject.load(device), data[subject.name]
         if len(dataset.classes) != model.num_classes:
             raise ValueError(f"{subject.name} knows {model.num_classes} classes, {name} has {len(dataset.classes)}")
-        indices = chosen_images(len(dataset), images, boxes.seed)
-        summary: Summary = {"group": subject.group, "attention": model.attention, "data": name, "removal": {}}
-        for removal in removals:
-            results = _measured(subject, model, name, dataset, indices, removal, removal.fill, out, report)
-            patches = model.patch_embed.num_patches
-            records = _of(results, indices)
-            summary["removal"][removal.fill] = summarise_removal(records, patches, normalise)
-        results = _measured(subject, model, name, dataset, indices, boxes, "boxes", out, report)
-        summary["boxes"] = summarise_boxes(_of(results, indices))
-        runs[subject.name] = summary
+        patches = model.patch_embed.num_patches
+        removed = {
+            removal.fill: summarise_removal(plan.records(subject, model, removal, removal.fill), patches, normalise)
+            for removal in removals
+        }
+        found = summarise_boxes(plan.records(subject, model, boxes, "boxes"))
+        runs[subject.name] = {**plan.facts(subject, model), "removal": removed, "boxes": found}
     settings = {
         "removal": {removal.fill: vars(removal) for removal in removals},
         "boxes": vars(boxes),
@@ -77,53 +71,47 @@ def study_alignment(
     device: torch.device | str = "cpu",
     report: Report | None = None,
 ) -> Summary:
-    """Alignment with the Perron vector of every subject, layer by layer; like :func:`study_quality`.
-
-    Example:
-        >>> study_alignment([subject], data, Aligning(), out="runs/align")["groups"]["infsa_linear"]["all_layers"]
-    """
+    """Alignment with the Perron vector of every subject, layer by layer; like :func:`study_quality`."""
     runs: dict[str, Summary] = {}
+    plan = _Plan(data, Path(out), images, settings.seed, report)
     for subject in subjects:
         model = subject.load(device)
-        name, dataset = data[subject.name]
-        indices = chosen_images(len(dataset), images, settings.seed)
-        results = _measured(subject, model, name, dataset, indices, settings, "alignment", out, report)
-        summary = summarise_alignment(_of(results, indices), samples, settings.seed)
-        runs[subject.name] = {"group": subject.group, "attention": model.attention, "data": name, **summary}
+        found = summarise_alignment(plan.records(subject, model, settings, "alignment"), samples, settings.seed)
+        runs[subject.name] = {**plan.facts(subject, model), **found}
     return _grouped(runs, {**vars(settings), "images": images, "samples": samples}, device)
 
 
-def _measured(
-    subject: Subject,
-    model: Any,
-    data: str,
-    dataset: ImageDataset,
-    indices: Sequence[int],
-    settings: Settings,
-    kind: str,
-    out: str | Path,
-    report: Report | None,
-) -> Results:
-    """The records of one subject, measured now or read back."""
-    device = next(model.parameters()).device
-    path = Path(out) / "records" / f"{subject.name}.{kind}.jsonl"
-    results = Results(path, configuration(model, data, settings), device)
-    done = 0
+@dataclass(frozen=True)
+class _Plan:
+    """Which images are measured, and where their records go."""
 
-    def progress(images: int) -> None:
-        nonlocal done
-        done += images
-        if report is not None:
-            report(f"{subject.name}: {kind}", done, len(indices))
+    data: Sources
+    out: Path
+    images: int | None
+    seed: int
+    report: Report | None
 
-    measure(model, dataset, indices, results, settings, progress)
-    return results
+    def facts(self, subject: Subject, model: InfViT) -> Summary:
+        """What a summary begins with."""
+        return {"group": subject.group, "attention": model.attention, "data": self.data[subject.name][0]}
 
+    def records(self, subject: Subject, model: InfViT, settings: Settings, kind: str) -> list[Record]:
+        """What was measured, now or before; a file may hold more from an earlier, longer run."""
+        name, dataset = self.data[subject.name]
+        indices = chosen_images(len(dataset), self.images, self.seed)
+        path = self.out / "records" / f"{subject.name}.{kind}.jsonl"
+        results = Results(path, configuration(model, name, settings), next(model.parameters()).device)
+        done = 0
 
-def _of(results: Results, indices: Sequence[int]) -> list[dict[str, Any]]:
-    """The records of the chosen images; a file may hold more from an earlier, longer run."""
-    chosen = set(indices)
-    return sorted((record for record in results.records if record["index"] in chosen), key=lambda r: r["index"])
+        def progress(images: int) -> None:
+            nonlocal done
+            done += images
+            if self.report is not None:
+                self.report(f"{subject.name}: {kind}", done, len(indices))
+
+        measure(model, dataset, indices, results, settings, progress)
+        chosen = set(indices)
+        return sorted((record for record in results.records if record["index"] in chosen), key=lambda r: r["index"])
 
 
 def _grouped(runs: dict[str, Summary], settings: Mapping[str, Any], device: torch.device | str) -> Summary:

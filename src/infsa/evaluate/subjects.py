@@ -3,9 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import timm.data
 import torch
 
 from ..models import InfViT, create_model, list_models
@@ -45,7 +43,8 @@ class Subject:
         """The model with its weights, in eval mode.
 
         Example:
-            >>> model = Subject.of("runs/softmax-0.safetensors").load()
+            >>> Subject.of("vit_tiny").load().attention
+            'softmax'
         """
         return load_model(self.source, device)
 
@@ -58,7 +57,8 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
     """A model by its name, with the weights shipped for it, or from saved weights, in eval mode.
 
     Example:
-        >>> model = load_model("runs/softmax-0.safetensors")
+        >>> load_model("infvit_pure_tiny").attention
+        'infsa_pure'
     """
     if str(source) in list_models():
         return create_model(str(source), pretrained=True).eval().to(device)
@@ -69,27 +69,3 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
         raise ValueError(f"{source} does not say which model it belongs to; infsa.models.save_weights writes that")
     name = arguments.get("architecture", DEFAULT_ARCHITECTURE)
     return create_model(name, pretrained=source).eval().to(device)
-
-
-def class_names(model: InfViT) -> list[str]:
-    """What the classes are called: the names saved with the weights, or their numbers.
-
-    Example:
-        >>> class_names(infsa.create_model("vit_tiny", num_classes=2))
-        ['class 0', 'class 1']
-    """
-    names = getattr(model, "pretrained_cfg", {}).get("label_names")
-    if names and len(names) == model.num_classes:
-        return [str(name) for name in names]
-    return [f"class {index}" for index in range(model.num_classes)]
-
-
-def data_config(model: InfViT) -> dict[str, Any]:
-    """timm's data configuration of a model, at the size that the model itself was built for.
-
-    Example:
-        >>> data_config(infsa.create_model("vit_tiny", img_size=96))["input_size"]
-        (3, 96, 96)
-    """
-    config: dict[str, Any] = timm.data.resolve_model_data_config(model)
-    return config | {"input_size": (model.in_chans, *model.patch_embed.img_size)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data import keyed_generator
+from ..ops.checks import check_choice
 from . import localization as loc
 from .perturbation import area_under, level_counts
 from .results import Record
@@ -36,12 +37,8 @@ def summarise_removal(records: Sequence[Record], patches: int, normalise: str = 
 
     ``normalise="intact"`` divides each curve by its first value; ``"none"`` leaves it. AOC = 1 − AUC of MoRF,
     ABPC = AUC of LeRF − AUC of MoRF; ``aoc_over_random`` is the difference of each image to its own random order.
-
-    Example:
-        >>> summarise_removal(results.records, patches=64)["methods"]["last"]["aoc"]["mean"]
     """
-    if normalise not in NORMALISATIONS:
-        raise ValueError(f"normalise must be one of {list(NORMALISATIONS)}, got {normalise!r}")
+    check_choice("normalise", normalise, NORMALISATIONS)
     kept = [record for record in records if "curves" in record]
     correct = sum(record["predicted"] == record["label"] for record in records)
     summary: Summary = {
@@ -81,11 +78,7 @@ def summarise_removal(records: Sequence[Record], patches: int, normalise: str = 
 
 
 def summarise_boxes(records: Sequence[Record]) -> Summary:
-    """Agreement of maps with boxes under both rules, always beside chance, random maps and a centre Gaussian.
-
-    Example:
-        >>> summarise_boxes(results.records)["rules"]["centre"]["methods"]["last"]["roc"]["mean"]
-    """
+    """Agreement of maps with boxes under both rules, always beside chance, random maps and a centre Gaussian."""
     boxed = [record for record in records if record["boxes"]]
     summary: Summary = {"images": len(records), "without_box": len(records) - len(boxed), "rules": {}}
     if not boxed:
@@ -146,10 +139,6 @@ def summarise_alignment(records: Sequence[Record], samples: int | None = 512, se
     """Agreement with the Perron vector over ``samples`` heads of each layer (None: all), and over all layers.
 
     Degenerate heads are counted and left out.
-
-    Example:
-        >>> summarise_alignment(results.records)["layers"]["blocks.5.attn"]["cosine"]["a"]
-        {'mean': 0.987, 'deviation': 0.021}
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples must be 1 or more, got {samples}")
@@ -197,8 +186,8 @@ def over_runs(summaries: Sequence[Any]) -> Any:
     run) and ``over_images`` (the mean of the runs' deviations). Words stay; what a run lacks is left out.
 
     Example:
-        >>> over_runs([{"top1": 0.5}, {"top1": 0.7}])
-        {'top1': {'mean': 0.6, 'over_runs': 0.1414213562373095}}
+        >>> over_runs([{"top1": 0.5}, {"top1": 1.0}])["top1"]["mean"]
+        0.75
     """
     present = [summary for summary in summaries if summary is not None]
     if not present or isinstance(present[0], str):

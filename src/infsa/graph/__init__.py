@@ -1,9 +1,7 @@
 """Attention as a graph: paths, absorbing chains, centralities and Inf-FS on token affinities."""
 
 from .errors import ConvergenceError, DivergenceError, SubstochasticError
-from .examples import five_token_graph
-from .feature_selection import inf_fs
-from .graph import AttentionGraph
+from .graph import AttentionGraph, five_token_graph, inf_fs
 
 __all__ = [
     "AttentionGraph",

@@ -1,30 +1,11 @@
 """The graph as a linear map: Â x and Âᵀ x, from a stored matrix or straight from queries and keys."""
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from infsa.ops import pure_attention
-
-
-class GraphOperator(Protocol):
-    """What the solvers need to know of a graph of N tokens."""
-
-    @property
-    def ones(self) -> Tensor:
-        """The all-ones vector (N,), in the type and on the device of the computation."""
-
-    @property
-    def radius_bound(self) -> float:
-        """A cheap upper bound on ρ(Â)."""
-
-    def right(self, x: Tensor) -> Tensor:
-        """Â x: (N,) to (N,)."""
-
-    def left(self, x: Tensor) -> Tensor:
-        """Âᵀ x: (N,) to (N,)."""
 
 
 class DenseOperator:
@@ -78,6 +59,9 @@ class QueryKeyOperator:
         v = x[None, None, :, None]  # (1, 1, N, 1)
         out: Tensor = pure_attention(q, k, v, gamma=one, activation=self.activation, eps=self.eps)
         return out[0, 0, :, 0]
+
+
+GraphOperator = DenseOperator | QueryKeyOperator  # `ones` (N,), `radius_bound` >= ρ(Â), `right` and `left`
 
 
 def dense_weights(q: Tensor, k: Tensor, activation: str, eps: float) -> Tensor:

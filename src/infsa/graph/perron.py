@@ -6,10 +6,10 @@ eigensolver may return a vector of mixed signs or lose half its digits. So the m
 components, each of which has a simple root and a positive vector, and these are put together again.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .components import strong_components, tokens_reaching
 from .errors import ConvergenceError
 
 TIE = 1e-12  # components whose roots differ by less, relatively, count as equal
@@ -18,6 +18,27 @@ SHIFT = 1e-13  # how far above the root, relatively, inverse iteration puts its 
 RESIDUAL = 1e-10  # what inverse iteration must reach
 POWER_STEPS = 50
 NODA_STEPS = 50
+
+
+def strong_components(edges: Tensor) -> list[list[int]]:
+    """The tokens of `edges` (N, N), boolean, in classes that reach each other, each before those it points to."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    count, labels = connected_components(csr_array(edges.cpu().numpy()), directed=True, connection="strong")
+    ends = np.bincount(labels, minlength=count).cumsum()[:-1]
+    return [part.tolist() for part in reversed(np.split(labels.argsort(kind="stable"), ends))]
+
+
+def tokens_reaching(edges: Tensor, target: int) -> Tensor:
+    """Mark (N,) the tokens with a path, of any length from 0, to `target`."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
+
+    found = breadth_first_order(csr_array(edges.cpu().numpy().T), target, return_predecessors=False)
+    reached = torch.zeros(len(edges), dtype=torch.bool)
+    reached[torch.from_numpy(found).long()] = True
+    return reached.to(edges.device)
 
 
 def perron_root(A: Tensor) -> float:
@@ -42,7 +63,7 @@ def perron_vector(A: Tensor) -> tuple[float, Tensor]:
         return 0.0, total
     tied = [i for i, (value, _) in enumerate(pairs) if value >= root * (1 - TIE)]
     for i in tied:
-        upstream = tokens_reaching(edges, parts[i])
+        upstream = tokens_reaching(edges, parts[i][0])
         if any(upstream[parts[j][0]] for j in tied if j != i):
             continue
         weight = _share_of_ones(A[parts[i]][:, parts[i]], pairs[i][1]) if len(tied) > 1 else 1.0

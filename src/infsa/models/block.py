@@ -53,6 +53,16 @@ class Block(nn.Module):
         parts = [self.mlp(self.norm2(part)) for part in x.split(chunk, dim=1)]
         return x + self.drop_path2(torch.cat(parts, 1))
 
-    def forward(self, x: Tensor, grid: tuple[int, int], num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
-        """x (B, N, D), N = num_prefix + h·w, -> (B, N, D)."""
-        return self.add(x, self.attend(x, grid, num_prefix, key_mask))
+    def forward(
+        self,
+        x: Tensor,
+        grid: tuple[int, int],
+        num_prefix: int = 1,
+        key_mask: Tensor | None = None,
+        leaving: int | None = None,
+    ) -> Tensor:
+        """x (B, N, D), N = num_prefix + h·w, -> (B, N, D), or the first ``leaving`` tokens, which alone see the MLP."""
+        attended = self.attend(x, grid, num_prefix, key_mask)
+        if leaving is not None:
+            x, attended = x[:, :leaving], attended[:, :leaving]
+        return self.add(x, attended)

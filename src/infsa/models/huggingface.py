@@ -129,18 +129,19 @@ class InfViTPreTrainedModel(PreTrainedModel):
         self, pixel_values: Tensor, output_attentions: bool, output_hidden_states: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Normalised tokens, hidden states and attention weights."""
-        model, grid = self.infvit, self.infvit.grid_of(pixel_values)
+        model = self.infvit
+        embedded, grid = model.embed(pixel_values)
         hidden: list[Tensor] = []
         attentions: list[Tensor] = []
 
-        def read(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
+        def read(index: int, before: Tensor, after: Tensor) -> None:
             if output_hidden_states:
                 hidden.extend([before, after] if index == 0 else [after])
             if output_attentions:
-                weights = weights_of(block, before, grid, model.num_prefix_tokens)
+                weights = weights_of(model.blocks[index], before, grid, model.num_prefix_tokens)
                 attentions.append(weights.expand(-1, -1, before.shape[1], -1))
 
-        tokens = model.norm(model.run(pixel_values, visit=read))
+        tokens = model.norm(model.run_blocks(embedded, grid, visit=read))
         return tokens, tuple(hidden) or None, tuple(attentions) or None
 
 

@@ -10,7 +10,7 @@ from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..nn.peers import MLLABlock, Performer, create_attention
+from ..nn.peers import MLLABlock, create_attention
 from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
 from .block import Block
@@ -18,6 +18,9 @@ from .maps import attention_maps
 from .options import WITH_DECAY, check_options
 from .patches import ALL, ConvStem, embed_patches, learned_positions, resize_table, sincos_positions
 from .timm_interface import TimmInterface
+
+Context = tuple[tuple[int, int], int, Tensor | None]  # grid, prefix tokens, key mask: what blocks get beside tokens
+Step = Callable[[int, nn.Module, Tensor, Context, int | None], Tensor]
 
 
 class InfViT(TimmInterface):
@@ -291,46 +294,60 @@ class InfViT(TimmInterface):
             raise ValueError(f"patch_mask must be boolean (B, {grid[0]}, {grid[1]}), got {patch_mask.dtype} {shape}")
         return nn.functional.pad(patch_mask.flatten(1), (self.num_prefix_tokens, 0), value=True)
 
-    def run(
+    def run(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """Images (B, C, H, W) to the tokens that the final norm reads, (B, N, D)."""
+        return self.run_blocks(*self.embed(images), patch_mask)
+
+    def run_blocks(
         self,
-        images: Tensor,
+        x: Tensor,
+        grid: tuple[int, int],
         patch_mask: Tensor | None = None,
         *,
-        visit: Callable[[int, nn.Module, Tensor, Tensor], None] | None = None,
+        step: Step | None = None,
+        visit: Callable[[int, Tensor, Tensor], None] | None = None,
         depth: int | None = None,
         classify: bool = False,
-        tokens: Tensor | None = None,
     ) -> Tensor:
-        """Images (B, C, H, W), or the ``tokens`` that ``embed`` made of them, to those the final norm reads, (B, N, D).
+        """The token loop: what ``embed`` returns to the tokens that the final norm reads, (B, N, D).
 
-        ``visit(index, block, before, after)`` sees the tokens around each block; ``depth`` stops after that many.
-        With ``classify`` only the tokens that the classifier reads leave the last block: where that is the class
-        token alone, (B, 1, D), the last MLP runs for one token instead of N.
+        Args:
+            x: tokens (B, N, D).
+            grid: their patch grid (h, w).
+            patch_mask: boolean (B, h, w), True for real patches.
+            step: ``step(index, block, x, context, leaving)`` returns the first ``leaving`` tokens after a block (all
+                if None); the block itself if not given. ``context`` is what blocks are called with beside tokens.
+            visit: ``visit(index, before, after)`` sees the tokens around each block.
+            depth: stop after so many blocks.
+            classify: let only those tokens leave the last block that the classifier reads: where that is the class
+                token alone, (B, 1, D), the last MLP runs for one token instead of N.
         """
-        x, grid = self.embed(images) if tokens is None else (tokens, self.grid_of(images))
         context = (grid, self.num_prefix_tokens, self.key_mask(patch_mask, grid))
         total = torch.zeros_like(x) if self.readout == "series" else None
-        if self.training:
-            for block in self.blocks:
-                if isinstance(attention := getattr(block, "attn", None), Performer):
-                    attention.advance()
-        blocks = self.blocks if depth is None else self.blocks[:depth]
-        for index, block in enumerate(blocks):
+        last = len(self.blocks) - 1 if classify and self.global_pool == "token" else None
+        for index, block in enumerate(self.blocks[:depth]):
             before = x
-            if total is None and classify and self.global_pool == "token" and index == len(self.blocks) - 1:
-                assert isinstance(block, Block)
-                attended = self._checkpointed(block.attend, x, *context)
-                x = self._checkpointed(block.add, x[:, :1], attended[:, :1])
-            elif total is None:
-                x = self._checkpointed(block, x, *context)
+            if total is None:
+                leaving = 1 if index == last and isinstance(block, Block) else None
+                x = (step or self._step)(index, block, x, context, leaving)
             else:
                 assert isinstance(block, Block)
                 attended = self._checkpointed(block.attend, x, *context)
                 total = total + self.gamma ** (index + 1) * self._without_decay(block, attended, index + 1)
                 x = self._checkpointed(block.add, x, attended)
             if visit is not None:
-                visit(index, block, before, x)
+                visit(index, before, x)
         return x if total is None else total
+
+    def classify(
+        self, x: Tensor, grid: tuple[int, int], patch_mask: Tensor | None = None, step: Step | None = None
+    ) -> Tensor:
+        """What ``embed`` returns to logits (B, classes), without the work that the classifier does not read."""
+        x = self.run_blocks(x, grid, patch_mask, step=step, classify=True)
+        return self.forward_head(self.norm(x), patch_mask=patch_mask)
+
+    def _step(self, index: int, block: nn.Module, x: Tensor, context: Context, leaving: int | None) -> Tensor:
+        return self._checkpointed(block, x, *context, *(() if leaving is None else (leaving,)))
 
     def _checkpointed(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if self.grad_checkpointing and torch.is_grad_enabled():

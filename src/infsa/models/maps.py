@@ -5,18 +5,57 @@ queries all share one row of weights (Linear-InfSA and the pooling controls) sta
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..graph import AttentionGraph
+from ..nn.infsa import split_heads
+from ..ops.checks import check_choice
 from .block import Block
 
 if TYPE_CHECKING:
     from .infvit import InfViT
 
 METHODS = ("last", "rollout", "tokenrank", "katz", "gradient", "degree", "random")
+OVER_LAYERS = ("rollout", "gradient")  # read every layer up to the chosen one
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which map of a model is read; see :func:`attention_maps`."""
+
+    method: str = "last"
+    layer: int = -1
+    head: int | None = None
+    target: int | Tensor | None = None
+    seed: int = 0
+
+    def layers(self, model: "InfViT") -> range:
+        """The blocks whose weights are read; refused unless the model has them."""
+        depth, head = len(model.blocks), self.head
+        check_choice("method", self.method, METHODS)
+        if not -depth <= self.layer < depth:
+            raise ValueError(f"layer must lie in [{-depth}, {depth}), got {self.layer!r}")
+        if head is not None and (isinstance(head, bool) or not 0 <= head < model.num_heads):
+            raise ValueError(f"head must lie in [0, {model.num_heads}), got {head!r}")
+        if self.target is not None and self.method != "gradient":
+            raise ValueError(f"target needs method='gradient', got method={self.method!r}")
+        if self.method == "random":
+            return range(0)
+        if self.method == "gradient" and (model.num_classes == 0 or model.global_pool == ""):
+            raise ValueError(
+                "method='gradient' explains a class, "
+                f"got num_classes={model.num_classes!r} and global_pool={model.global_pool!r}"
+            )
+        last = self.layer % depth
+        for block in model.blocks[: last + 1]:
+            with_map(block)
+        return range(0 if self.method in OVER_LAYERS else last, last + 1)
 
 
 def attention_maps(
@@ -45,46 +84,85 @@ def attention_maps(
 
     A map of zeros becomes uniform; a warning counts them.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
-    depth = len(model.blocks)
-    if not -depth <= layer < depth:
-        raise ValueError(f"layer must lie in [{-depth}, {depth}), got {layer!r}")
-    if head is not None and (isinstance(head, bool) or not 0 <= head < model.num_heads):
-        raise ValueError(f"head must lie in [0, {model.num_heads}), got {head!r}")
-    if target is not None and method != "gradient":
-        raise ValueError(f"target needs method='gradient', got method={method!r}")
-    grid = model.grid_of(images)
-    if method == "random":
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.rand(len(images), grid[0] * grid[1], generator=generator).to(images.device)
-        return _finish(scores, grid)
+    with _evaluating(model):
+        scores, _ = _read(model, images, Reading(method, layer, head, target, seed), stop=True)
+    return _finish(scores, model.grid_of(images))
+
+
+def logits_and_maps(model: "InfViT", images: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+    """Logits (B, classes) and maps (B, h, w) of images (B, C, H, W), from one pass through the model."""
+    with _evaluating(model), torch.no_grad():
+        scores, tokens = _read(model, images, reading, stop=False)
+        logits = model.forward_head(model.norm(tokens))
+    return logits, _finish(scores, model.grid_of(images))
+
+
+def layer_weights(model: "InfViT", images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
+    """The attention weights of one layer, (B, N or 1, N), of one head or averaged over heads."""
+    reading = Reading("last", layer, head)
+    places = reading.layers(model)
+    with _evaluating(model):
+        kept, _, grid = _pass(model, images, places, stop=True)
+        return _weights(model, reading, places[0], kept[places[0]], grid)
+
+
+def _read(model: "InfViT", images: Tensor, reading: Reading, stop: bool) -> tuple[Tensor, Tensor]:
+    """Scores of the patches (B, N), and the tokens after the last block; with ``stop``, after the last one read."""
+    places = reading.layers(model)
+    patches = slice(model.num_prefix_tokens, None)
+    if reading.method == "gradient":
+        scores, tokens = _gradient_scores(model, images, reading, places)
+        return scores[:, patches], tokens
+    kept, tokens, grid = _pass(model, images, places, stop)
+    if reading.method == "random":
+        generator = torch.Generator().manual_seed(reading.seed)
+        return torch.rand(len(images), grid[0] * grid[1], generator=generator).to(images.device), tokens
+    row = _query_row(model, tokens, model.has_class_token)
+    for place in reversed(places):
+        weights = _weights(model, reading, place, kept.pop(place), grid)
+        if reading.method == "rollout":
+            row = _rollout_step(row, weights)
+        elif reading.method == "last":
+            row = _spread_row(row, weights)
+        else:
+            row = _centrality(weights, reading.method, model.gamma)
+    return row[:, patches], tokens
+
+
+@contextmanager
+def _evaluating(model: "InfViT") -> Iterator[None]:
+    """Every module in eval mode and nothing recomputed; afterwards as it was."""
     training = {module: module.training for module in model.modules()}
     checkpointing = model.grad_checkpointing
     model.eval()
-    model.set_grad_checkpointing(False)
+    model.grad_checkpointing = False
     try:
-        if method == "gradient":
-            layers = _gradient_layers(model, images, layer % depth, head, target)
-        else:
-            layers = _weight_layers(model, images, layer % depth, head)
+        yield
     finally:
-        model.set_grad_checkpointing(checkpointing)
+        model.grad_checkpointing = checkpointing
         for module, was_training in training.items():
             module.training = was_training
-    patches = slice(model.num_prefix_tokens, None)
-    if method in ("rollout", "gradient"):
-        reads_class = model.has_class_token and (method == "rollout" or model.global_pool == "token")
-        row = _query_row(layers[-1], model.num_prefix_tokens, reads_class)
-        mix = _rollout_step if method == "rollout" else _relevance_step
-        for weights in reversed(layers):
-            row = mix(row, weights)
-        return _finish(row[:, patches], grid)
-    weights = layers[-1]
-    if method == "last":
-        row = _query_row(weights, model.num_prefix_tokens, model.has_class_token)
-        return _finish(_spread_row(row, weights)[:, patches], grid)
-    return _finish(_centrality(weights, method, model.gamma)[:, patches], grid)
+
+
+@torch.no_grad()
+def _pass(
+    model: "InfViT", images: Tensor, places: range, stop: bool
+) -> tuple[dict[int, Tensor], Tensor, tuple[int, int]]:
+    """The tokens before the blocks ``places``, those after the last block (or the last of ``places``), the grid."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(index: int, before: Tensor, after: Tensor) -> None:
+        if index in places:
+            kept[index] = before
+
+    tokens, grid = model.embed(images)
+    return kept, model.run_blocks(tokens, grid, visit=keep, depth=places.stop if stop else None), grid
+
+
+@torch.no_grad()
+def _weights(model: "InfViT", reading: Reading, place: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The weights of a block for its input x (B, N, D): (B, N or 1, N)."""
+    return _mean_head(weights_of(model.blocks[place], x, grid, model.num_prefix_tokens), reading.head)
 
 
 def _mean_head(weights: Tensor, head: int | None) -> Tensor:
@@ -93,59 +171,48 @@ def _mean_head(weights: Tensor, head: int | None) -> Tensor:
     return weights.mean(1) if head is None else weights[:, head]
 
 
-@torch.no_grad()
-def _weight_layers(model: "InfViT", images: Tensor, layer: int, head: int | None) -> list[Tensor]:
-    """Mean weights of the blocks up to ``layer``: (B, N or 1, N) each."""
-    layers: list[Tensor] = []
-    grid = model.grid_of(images)
-
-    def read(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
-        layers.append(_mean_head(weights_of(block, before, grid, model.num_prefix_tokens), head))
-
-    with_map(model.blocks[0])  # refuse before anything runs
-    model.run(images, visit=read, depth=layer + 1)
-    return layers
-
-
-def _gradient_layers(
-    model: "InfViT", images: Tensor, layer: int, head: int | None, target: int | Tensor | None
-) -> list[Tensor]:
-    """mean_h(∇A ∘ A)₊ of the blocks up to ``layer``; ∇A = G vᵀ, with G the gradient of the head outputs."""
-    if model.num_classes == 0 or model.global_pool == "":
-        raise ValueError(
-            "method='gradient' explains a class, "
-            f"got num_classes={model.num_classes!r} and global_pool={model.global_pool!r}"
-        )
-    kept: list[tuple[Tensor, Tensor]] = []  # normalised block input, concatenated head outputs
+def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: range) -> tuple[Tensor, Tensor]:
+    """row · Π (I + mean_h(∇A ∘ A)₊), and the last tokens; ∇A = G vᵀ, with G the gradient of the head outputs."""
+    outputs: list[Tensor] = []  # concatenated heads of each block
     hooks = []
-    for block in model.blocks[: layer + 1]:
-        attn = with_map(block).attn
+    for place in places:
+        attn = with_map(model.blocks[place]).attn
         entry = attn.proj if attn.extra is None else attn.extra
-        inputs: list[Tensor] = []
-        hooks.append(attn.register_forward_pre_hook(lambda _, args, store=inputs: store.append(args[0])))
-        hooks.append(entry.register_forward_pre_hook(lambda _, args, store=inputs: kept.append((store[-1], args[0]))))
+        hooks.append(entry.register_forward_pre_hook(lambda _, args: outputs.append(args[0])))
+    kept: dict[int, Tensor] = {}
+
+    def keep(index: int, before: Tensor, after: Tensor) -> None:
+        if index in places:
+            kept[index] = before.detach()
+
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            logits = model(images.detach().clone().requires_grad_())
-            chosen = _classes(target, logits)
-            score = logits.gather(1, chosen[:, None]).sum()
-            gradients = torch.autograd.grad(score, [outputs for _, outputs in kept])
+            x, grid = model.embed(images.detach().clone().requires_grad_())
+            tokens = model.run_blocks(x, grid, visit=keep)
+            logits = model.forward_head(model.norm(tokens))
+            score = logits.gather(1, _classes(reading.target, logits)[:, None]).sum()
+            gradients = torch.autograd.grad(score, outputs)
     finally:
         for hook in hooks:
             hook.remove()
-    layers = []
-    grid = model.grid_of(images)
+    row = _query_row(model, tokens, model.has_class_token and model.global_pool == "token")
     with torch.no_grad():
-        for block, (x, _), gradient in zip(model.blocks, kept, gradients, strict=False):
-            attn = with_map(block).attn
-            weights = attn.weights(x, grid, model.num_prefix_tokens)  # (B, H, N or 1, N)
-            values = attn.values(x)  # (B, H, N, d)
-            if gradient.shape[1] not in (1, x.shape[1]):
-                raise ValueError(f"method='gradient' needs queries=1, got queries={gradient.shape[1]}")
-            per_head = gradient.unflatten(-1, (model.num_heads, -1)).transpose(1, 2)  # (B, H, N or 1, d)
-            relevance = (per_head @ values.mT * weights).clamp_min(0)
-            layers.append(_mean_head(relevance, head))
-    return layers
+        for place in reversed(places):
+            row = row + _spread_row(row, _relevance(model, reading, place, kept[place], gradients[place], grid))
+    return row, tokens.detach()
+
+
+def _relevance(
+    model: "InfViT", reading: Reading, place: int, x: Tensor, gradient: Tensor, grid: tuple[int, int]
+) -> Tensor:
+    """mean_h(∇A ∘ A)₊ of a block, (B, N or 1, N), from its input x and the gradient of its heads, (B, N or 1, D)."""
+    if gradient.shape[1] not in (1, x.shape[1]):
+        raise ValueError(f"method='gradient' needs queries=1, got queries={gradient.shape[1]}")
+    block = with_map(model.blocks[place])
+    x = block.norm1(x)
+    weights = block.attn.weights(x, grid, model.num_prefix_tokens)  # (B, H, N or 1, N)
+    per_head = split_heads(gradient, model.num_heads)  # (B, H, N or 1, d)
+    return _mean_head((per_head @ block.attn.values(x).mT * weights).clamp_min(0), reading.head)
 
 
 def _classes(target: int | Tensor | None, logits: Tensor) -> Tensor:
@@ -173,13 +240,14 @@ def weights_of(block: nn.Module, x: Tensor, grid: tuple[int, int], num_prefix: i
     return checked.attn.weights(checked.norm1(x), grid, num_prefix)
 
 
-def _query_row(weights: Tensor, num_prefix: int, class_token: bool) -> Tensor:
+def _query_row(model: "InfViT", tokens: Tensor, class_token: bool) -> Tensor:
     """Whose view the map takes: the class token's, or the mean of the patch queries, as weights (B, N)."""
-    row = weights.new_zeros(weights.shape[0], weights.shape[-1])
+    prefix, count = model.num_prefix_tokens, tokens.shape[1]
+    row = tokens.new_zeros(tokens.shape[:2], dtype=torch.promote_types(tokens.dtype, torch.float32))
     if class_token:
         row[:, 0] = 1
     else:
-        row[:, num_prefix:] = 1 / (weights.shape[-1] - num_prefix)
+        row[:, prefix:] = 1 / (count - prefix)
     return row
 
 
@@ -196,11 +264,6 @@ def _rollout_step(row: Tensor, weights: Tensor) -> Tensor:
     stochastic = weights / torch.where(sums > 0, sums, 1)
     empty = (sums <= 0).squeeze(-1).to(row.dtype)  # (B, N or 1)
     return (_spread_row(row, stochastic) + row * empty + row) / 2
-
-
-def _relevance_step(row: Tensor, relevance: Tensor) -> Tensor:
-    """row · (I + Ē)."""
-    return row + _spread_row(row, relevance)
 
 
 def _centrality(weights: Tensor, method: str, gamma: float) -> Tensor:

@@ -2,17 +2,11 @@
 
 from typing import Any
 
-from ..ops.checks import check_count
+from ..ops.checks import check_choice, check_count
 
 WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
 STEMS = ("patch", "conv")
 POOLS = ("", "token", "avg", "max", "avgmax")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
 
 
 def check_pool(global_pool: str, class_token: bool) -> None:

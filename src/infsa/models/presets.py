@@ -13,7 +13,8 @@ from .infvit import InfViT
 from .patches import FIRST_CONV, resize_table
 from .weights import read_data_config, without_prefix
 
-SHIPPED = ("infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny")  # names whose weights come with the package
+# the models whose weights come with the package, and what figures and pages call them
+SHIPPED = {"vit_tiny": "softmax", "infvit_pure_tiny": "Pure InfSA", "infvit_linear_tiny": "Linear-InfSA"}
 ELSEWHERE = {"file", "url", "hf_hub_id", "state_dict"}  # what says where other weights are, in timm's configuration
 
 

@@ -124,8 +124,7 @@ class FastInfViT(nn.Module):
 
     def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         model = self.model
-        x = model.run(images, patch_mask, classify=True, tokens=embed_by_product(model, images))
-        return model.forward_head(model.norm(x), patch_mask=patch_mask)
+        return model.classify(embed_by_product(model, images), model.grid_of(images), patch_mask)
 
     def _placed(self, images: Tensor) -> Tensor:
         """The images at an address that stays, one per thread, where a graph reads them without a copy of its own."""

@@ -7,7 +7,8 @@ from timm.layers import PatchEmbed
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from .options import check_choice, check_pool
+from ..ops.checks import check_choice
+from .options import check_pool
 
 
 class TimmInterface(nn.Module):
@@ -18,7 +19,6 @@ class TimmInterface(nn.Module):
     embed_dim: int
     global_pool: str
     grad_checkpointing: bool
-    grid_of: Callable[[Tensor], tuple[int, int]]
     has_class_token: bool
     head: nn.Module
     norm: nn.Module
@@ -26,7 +26,8 @@ class TimmInterface(nn.Module):
     num_prefix_tokens: int
     patch_embed: PatchEmbed
     pre_logits: nn.Linear | None
-    run: Callable[..., Tensor]
+    embed: Callable[[Tensor], tuple[Tensor, tuple[int, int]]]
+    run_blocks: Callable[..., Tensor]
 
     def forward_intermediates(
         self,
@@ -42,14 +43,14 @@ class TimmInterface(nn.Module):
         wanted = str(getattr(output_fmt, "value", output_fmt))
         check_choice("output_fmt", wanted, ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
-        grid = self.grid_of(x)
+        tokens, grid = self.embed(x)
         features: list[Tensor] = []
 
-        def keep(index: int, block: nn.Module, before: Tensor, after: Tensor) -> None:
+        def keep(index: int, before: Tensor, after: Tensor) -> None:
             if index in take:
                 features.append(self.norm(after) if norm else after)
 
-        final = self.run(x, visit=keep, depth=last + 1 if stop_early else None)
+        final = self.run_blocks(tokens, grid, visit=keep, depth=last + 1 if stop_early else None)
         prefixes = [feature[:, : self.num_prefix_tokens] for feature in features]
         features = [feature[:, self.num_prefix_tokens :] for feature in features]
         if wanted == "NCHW":

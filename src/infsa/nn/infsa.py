@@ -30,9 +30,9 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, N, d) -> (B, N, H·d)."""
-    return x.transpose(1, 2).flatten(2)
+def merge_heads(x: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
+    """γ x, joined: (B, H, N, d) -> (B, N, H·d), γ a float or (H,)."""
+    return scale_heads(x, gamma).transpose(1, 2).flatten(2)
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from ..ops.dispatch import check_impl
 from ..ops.linear.projected import project_pooled
 from ..ops.tracing import transformed
 from .decay import Decay
-from .infsa import merge_heads, scale_heads, split_heads, zero_padding
+from .infsa import merge_heads, split_heads, zero_padding
 from .masks import (
     add_bias,
     hidden,
@@ -269,7 +269,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         chunks: dict[str, Any] = {"causal": "chunk", "chunk_size": self.chunk_size} if call.is_causal else {}
         pooled = central_pool(q, k, call.value.unsqueeze(1), impl=self.impl, **options, **chunks)
         projected = project_pooled(pooled, *self._projection(2), self.num_heads)
-        rows = self.out_proj(merge_heads(scale_heads(projected, self.decay())))  # (B, m, E)
+        rows = self.out_proj(merge_heads(projected, self.decay()))  # (B, m, E)
         if pooled.groups is not None:
             rows = spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
         length = call.query.shape[1]

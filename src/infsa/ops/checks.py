@@ -110,6 +110,13 @@ def check_count(value: Any, name: str, at_least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer >= {at_least}, got {value!r}")
 
 
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuse a value that is not among the choices."""
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+
+
 def check_gamma(gamma: float) -> None:
     """Refuse a float decay outside (0, 1)."""
     if isinstance(gamma, bool) or not isinstance(gamma, int | float):

@@ -4,11 +4,10 @@ Linear-InfSA adds two small sums over ranks, whatever the number of tokens; Pure
 around a ring.
 """
 
-from .gradients import average_gradients
 from .layers import shard_layers
 from .linear import central_pool, linear_attention
 from .model import ShardedInfViT, shard_model
-from .ranks import PeerError, Ranks
+from .ranks import PeerError, Ranks, average_gradients
 from .ring import pure_attention
 from .strips import Strips, strip_of
 from .traffic import Traffic

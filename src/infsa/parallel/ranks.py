@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -167,3 +167,24 @@ class _Add(torch.autograd.Function):
 
 
 Group = Ranks | dist.ProcessGroup | DeviceMesh | None
+
+
+@torch.no_grad()
+def average_gradients(module: nn.Module, group: Group) -> None:
+    """Replace the gradients of a module's parameters by their mean over ranks; a missing one counts as zero.
+
+    Where every rank computed the loss of the whole image, the mean is the gradient of that loss.
+
+    Example:
+        >>> loss.backward()
+        >>> average_gradients(model, group=None)
+    """
+    ranks = Ranks.of(group)
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+    for parameters in by_dtype.values():
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for parameter, total in zip(parameters, ranks.add(*own), strict=True):
+            parameter.grad = total / ranks.size

@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms import functional as F  # type: ignore[import-untyped]
 
 from ..bench.build import build
 from ..bench.cases import NINE, VARIANTS, Case
 from ..bench.timing import calls_for, time_calls
-from ..evaluate import Explanation, area_under, data_config, explain, removal_curves, removal_ranks
+from ..evaluate import Explanation, area_under, explain, model_input, removal_curves, removal_ranks
 from ..evaluate import align as align_model
 from ..evaluate.perturbation import level_counts
 from ..graph import AttentionGraph
 from ..graph.statistics import cosine, spearman
 from ..models import InfViT, create_model
+from ..models.presets import SHIPPED
 from ..nn import LinearInfSA, PureInfSA
 from ..nn.infsa import split_heads
 from ..ops import energies, linear_weights, pure_attention
 from ..ops.checks import check_gamma
 from ..version import __version__
-from .photographs import SHIPPED, example_images, portrait, quarters
+from .photographs import example_images, portrait, quarters
 
 GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4
 SIDE, CELLS, LEVELS = 64, 8, 12  # the shipped models: pixels and patches a side; steps of removal
@@ -227,9 +227,7 @@ class Models:
 
 def batch_of(model: InfViT, images: list[Image.Image]) -> Tensor:
     """Images as the model was trained to see them: (B, 3, 64, 64)."""
-    config = data_config(model)
-    small = [F.to_tensor(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in images]
-    return F.normalize(torch.stack(small), config["mean"], config["std"])
+    return torch.cat([model_input(model, image, (SIDE, SIDE)) for image in images])
 
 
 def removal(model: InfViT, batch: Tensor, seed: int) -> dict[str, Tensor]:

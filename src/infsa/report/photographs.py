@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib import cbook
 from PIL import Image
 
-SHIPPED = {"vit_tiny": "softmax", "infvit_pure_tiny": "Pure InfSA", "infvit_linear_tiny": "Linear-InfSA"}
+from ..models.presets import SHIPPED
+
 SKIMAGE = {"cat": "chelsea.png", "rocket": "rocket.jpg", "coffee": "coffee.png"}
 
 

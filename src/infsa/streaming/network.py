@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..models import InfViT
 from ..models.block import Block
 from ..nn import LinearInfSA
-from ..nn.infsa import merge_heads, project_out, project_values, scale_heads
+from ..nn.infsa import merge_heads, project_out, project_values
 from ..ops.dtypes import accumulation_dtype
 from ..ops.linear import Pooled
 from ..ops.linear.state import LinearState, energies, key_scores
@@ -129,7 +129,7 @@ class Network:
         if step.round < attn.iterations:
             return mean
         values = project_values(Pooled(mean, state.mass(attn.eps), None), attn.v, attn.num_heads)
-        return project_out(merge_heads(scale_heads(values, attn.decay())), attn.extra, attn.proj)
+        return project_out(merge_heads(values, attn.decay()), attn.extra, attn.proj)
 
     # The end
 

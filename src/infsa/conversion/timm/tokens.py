@@ -8,7 +8,7 @@ from timm.models import beit, cait, convit, crossvit, eva, metaformer, tnt, visi
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...nn.infsa import merge_heads, scale_heads, split_heads, zero_padding
+from ...nn.infsa import merge_heads, split_heads, zero_padding
 from ...ops import central_pool, projected_values
 from ...ops.dispatch import untouched
 from ...ops.linear.projected import project_pooled
@@ -58,7 +58,7 @@ class Attention(_Masked, attention.Attention):
             q, k = self._heads(F.linear(x, *query), F.linear(x, *key))
             pooled = central_pool(self.q_norm(q), self.k_norm(k), x.unsqueeze(1), **options)
             values = project_pooled(pooled, *value, self.num_heads)
-        rows = merge_heads(scale_heads(values, self.decay()))
+        rows = merge_heads(values, self.decay())
         return self.proj_drop(self.proj(self.norm(rows)).expand(-1, x.shape[1], -1))
 
 

@@ -40,7 +40,7 @@ class PoolAttention(CoreAttention):
         with exact(x):
             pooled = Pooled(weights @ upcast(x)[0].unsqueeze(1), weights.sum(-1), None)
         values = project_values(pooled, self.v, self.num_heads)  # (B, H, 1, d)
-        return merge_heads(scale_heads(values, self.decay()))
+        return merge_heads(values, self.decay())
 
     def _values(self, x: Tensor) -> Tensor:
         return scale_heads(split_heads(self.v(x), self.num_heads), self.decay())

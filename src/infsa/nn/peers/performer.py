@@ -26,7 +26,7 @@ class Performer(QKVAttention):
         features: m; None means ⌊d ln d⌋, at least 1.
         eps: ε.
         seed: W is a function of the seed: give every layer its own.
-        redraw_every: draw a new W after this many calls of ``advance``, 0 for never. Not for compiled models. Draws
+        redraw_every: draw a new W after this many passes in training, 0 for never. Not for compiled models. Draws
             are a function of the seed and their number since construction.
 
     Example:
@@ -72,10 +72,10 @@ class Performer(QKVAttention):
         self.directions = drawn.to(self.directions)  # a new tensor: graphs of earlier passes keep the old one
 
     def advance(self) -> None:
-        """Count a training step, and redraw W when ``redraw_every`` of them have passed.
+        """Count a forward pass, and redraw W when ``redraw_every`` of them have passed.
 
-        Models call it once per forward pass in training mode, outside gradient checkpointing, whose second pass
-        must see the same W.
+        Every forward pass in training mode does so, but for those that a backward pass makes: gradient checkpointing
+        must see the same W again.
         """
         if self.redraw_every:
             if self.calls >= self.redraw_every:
@@ -88,6 +88,8 @@ class Performer(QKVAttention):
         self.redraw()
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        if self.redraw_every and self.training and torch._C._current_graph_task_id() == -1:  # not in a backward pass
+            self.advance()
         q, k, v = self._project(x)
         with exact(q):
             phi_q, phi_k = self._kernel(q, k, layout)
