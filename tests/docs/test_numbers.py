@@ -56,6 +56,11 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "3.9": "a version of Triton",
         "165": "the authors' package, AUTHORS_MS of benchmarks/models.py",
     },
+    "models.md": {
+        "4": "MOST_BYTES of infsa.models.graphs",
+        "4.8": "the tanh form of GELU, in tests/models/test_speed.py",
+        "6": "asserted in tests/models/test_speed.py",
+    },
     "streaming.md": {"30": "the default of --save-every"},
 }
 

@@ -1,69 +1,63 @@
-"""Patches embedded by one matrix product, which adds the resized positions of a single image in passing."""
+"""Patches of images of any size embedded by one matrix product; what resizes the positions also adds them."""
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..nn.peers.layout import resizing
-from .gelu import HALF
 from .infvit import InfViT
-from .patches import disjoint, project, unfold
+from .kernels import kernels_run
+from .patches import disjoint
+from .tokenwise import chunks
 
-MOST_CELLS = 256  # of the base grid, filled up: more would make the product longer than resizing by itself takes
-STEP = 16  # numbers that GPUs take at a time in such a product; both axes of the base grid are filled up to it
-OWN = ("positions", "with_positions", "with_prefix")  # what a subclass must not have changed
+OWN = ("embed", "embed_patches", "patch_positions", "positions", "with_positions", "with_prefix")  # as InfViT has them
+MOST_CELLS = 128  # in a row of the base grid; more would take too much of a processor
+AT_ONCE = 16896  # patches that are unfolded, and multiplied while they are in the cache
 
 
-def embed_by_product(model: InfViT, images: Tensor) -> Tensor:
-    """``model.embed``, the positions resized by the product that embeds the patches, where nothing more embeds them.
-
-    A resized position is a product, of cubic weights with the table: in half precision the weights stand beside
-    the patch's pixels, the table beside the convolution's weight. Both do so twice, for the leading bits of the cubic
-    weights and for the others, so that only the sum of patch and position is rounded.
-    """
-    layer, grid = model.patch_embed, model.grid_of(images)
-    if not disjoint(layer):
+def embed(model: InfViT, images: Tensor) -> Tensor:
+    """``model.embed``: tokens (B, N, D) in memory of their own; by kernels where nothing else embeds them."""
+    grid = model.grid_of(images)
+    if not _by_kernels(model, images):
         return model.embed(images)[0]
-    x = unfold(layer, images)
-    table = _alongside(model, x, grid)
-    if table is None:
-        return model.with_positions(project(layer, x), grid)
-    prefix, (rows, columns) = model.num_prefix_tokens, layer.grid_size
-    spare = (0, -columns % STEP, 0, -rows % STEP)
-    cubic = cubic_cells(layer.grid_size, grid, x.device)
-    high = _cut(cubic, x.dtype)
-    steps = [part.to(x.dtype).unflatten(2, (-1, STEP)).flatten(1, 2) for part in (x[0], high, cubic - high)]
-    x = torch.cat(steps, 1).flatten(1)  # laid side by side in whole steps, compiled code reads each at once
-    cells = nn.functional.pad(table[0, prefix:].T.unflatten(1, layer.grid_size), spare).flatten(1)  # (D, cells)
-    weight = torch.cat([layer.proj.weight.flatten(1), cells, cells], 1)
-    patches = nn.functional.linear(x, weight, layer.proj.bias)
-    return model.with_prefix(patches.unsqueeze(0), table[:, :prefix])
+    from .token_kernels import CHANNELS, COLUMNS, PATCHES, PIXELS, launcher, padded, position_kernel, unfold_kernel
+
+    layer, table, prefix = model.patch_embed, model.pos_embed, model.num_prefix_tokens
+    assert table is not None
+    (height, width), (down, across), (base_h, base_w) = grid, layer.patch_size, layer.grid_size
+    spare = (0, width * across - images.shape[3], 0, height * down - images.shape[2])
+    images = (nn.functional.pad(images, spare) if any(spare) else images).contiguous()
+    count, dim, pixels = images.shape[0] * height * width, model.embed_dim, model.in_chans * down * across
+    weight, bias = layer.proj.weight.reshape(dim, pixels).t(), layer.proj.bias
+    patches = images.new_empty(count, dim)
+    unfolded = images.new_empty(min(count, AT_ONCE + AT_ONCE // 4), pixels)
+    block = min(PIXELS, padded(pixels))
+    sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
+    unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
+    for part in chunks(count, AT_ONCE):
+        rows = part.stop - part.start
+        programs = (-(-rows // PATCHES), -(-pixels // block), 1)
+        unfold(programs, (images, unfolded), rows, part.start, height, width)
+        if bias is None:
+            torch.mm(unfolded[:rows], weight, out=patches[part])
+        else:
+            torch.addmm(bias, unfolded[:rows], weight, out=patches[part])
+    x = images.new_empty(images.shape[0], prefix + height * width, dim)
+    if prefix:
+        tokens: list[Tensor] = [token for token in (model.cls_token, model.reg_token) if token is not None]
+        x[:, :prefix] = torch.cat(tokens, 1) + table[:, :prefix]
+    sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
+    place = launcher(position_kernel, images, **sizes, COLUMNS=COLUMNS, CHANNELS=CHANNELS, num_warps=4)
+    programs = (images.shape[0] * height, -(-width // COLUMNS), -(-dim // CHANNELS))
+    place(programs, (patches, table, x), height, width, x.shape[1], base_h / height, base_w / width)
+    return x
 
 
-def cubic_cells(base: tuple[int, int], grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The weights that resize positions bicubically from a base grid: (h·w, h0, w0), float32, h0 and w0 filled up."""
-    like = torch.empty(0, device=device)
-    weights = (resizing(size, b, like) for size, b in zip(grid, base, strict=True))
-    down, across = (nn.functional.pad(w, (0, -w.shape[1] % STEP)) for w in weights)
-    return (down[:, None, :, None] * across[None, :, None, :]).flatten(0, 1)
-
-
-def _cut(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The leading bits of float32 numbers, as many as a half type holds; a compiler may leave out a cast to and fro."""
-    kept = -(2 ** (16 if dtype == torch.bfloat16 else 13))
-    return (x.view(torch.int32) & kept).view(torch.float32)
-
-
-def _alongside(model: InfViT, x: Tensor, grid: tuple[int, int]) -> Tensor | None:
-    """The learned positions, if they are to be resized for one image, in half precision and from few cells."""
+def _by_kernels(model: InfViT, images: Tensor) -> bool:
+    """Whether disjoint patches get resized positions and nothing else happens to them, in one type on one device."""
     layer, table = model.patch_embed, model.pos_embed
-    (rows, columns), weight = layer.grid_size, layer.proj.weight
-    cells = (rows + -rows % STEP) * (columns + -columns % STEP)
-    if table is None or cells > MOST_CELLS or x.shape[3] % STEP or not isinstance(layer.norm, nn.Identity):
-        return None
-    if any(getattr(type(model), name) is not getattr(InfViT, name) or name in vars(model) for name in OWN):
-        return None
-    as_it_is = statically_known_true(grid[0] == rows) and statically_known_true(grid[1] == columns)
-    plain = all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype for t in (table, weight))
-    one = statically_known_true(x.shape[0] == 1)
-    return table if one and plain and x.dtype in HALF and not as_it_is else None
+    if table is None or not (kernels_run(table) and disjoint(layer)) or layer.grid_size[1] > MOST_CELLS:
+        return False
+    kind = type(model)
+    changed = any(getattr(kind, name, None) is not getattr(InfViT, name, None) or name in vars(model) for name in OWN)
+    parts = [table, *layer.proj.parameters(), *(t for t in (model.cls_token, model.reg_token) if t is not None)]
+    alike = all(p.dtype == images.dtype and p.device == images.device and p.is_contiguous() for p in parts)
+    return alike and not changed and isinstance(layer.norm, nn.Identity)

@@ -1,11 +1,20 @@
-"""Products in 8 bits: e4m3 numbers with one scale per row of the tokens and one per row of the weight."""
+"""Products in 8 bits: e4m3 numbers with one scale per row of the tokens and one per row of the weight.
+
+Nothing is kept: weights are rounded in every call, which takes as long as reading them, so that they are always the
+model's own.
+"""
 
 import torch
+from timm.layers import Mlp
 from torch import Tensor, nn
+
+from .kernels import kernels_run
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 FP8_CAPABILITY = (8, 9)
+STEP = 16  # numbers that 8-bit products take at a time
+Rounded = tuple[Tensor, Tensor]  # numbers (n, D) and scales (n, 1)
 
 
 def check_fp8(model: nn.Module) -> None:
@@ -13,37 +22,36 @@ def check_fp8(model: nn.Module) -> None:
     weight = next(model.parameters())
     if weight.dtype != torch.bfloat16:
         raise ValueError(f"fp8=True needs a bfloat16 model, got {weight.dtype}")
+    for mlp in (module for module in model.modules() if isinstance(module, Mlp)):
+        for layer in (mlp.fc1, mlp.fc2):
+            if not isinstance(layer, nn.Linear):
+                raise ValueError(f"fp8=True takes MLPs of two nn.Linear, got {type(layer).__name__}")
+            if layer.in_features % STEP or layer.out_features % STEP:
+                sides = (layer.in_features, layer.out_features)
+                raise ValueError(f"fp8=True takes widths that are multiples of {STEP}, got {sides}")
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < FP8_CAPABILITY:
         raise ValueError("fp8=True needs a GPU of compute capability 8.9 or newer")
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (n, D) as e4m3 numbers and their scales (n, 1), the largest of each row at the end of the range."""
-    scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / LARGEST
-    return (x.float() / scale).to(FP8), scale
+def round_rows(x: Tensor, gelu: bool = False) -> Rounded:
+    """x (n, D), or its GELU in the tanh form, as e4m3 numbers and scales, the largest of a row at the range's end."""
+    if kernels_run(x):
+        from .token_kernels import launcher, padded, round_kernel
+
+        x, (count, width) = x.contiguous(), x.shape
+        eight, scale = torch.empty_like(x, dtype=FP8), x.new_empty(count, 1, dtype=torch.float32)
+        sizes = {"DIM": width, "BLOCK": padded(width), "GELU": gelu, "num_warps": 8 if width > 2048 else 4}
+        launcher(round_kernel, x, **sizes)((count, 1, 1), (x, eight, scale), count)
+        return eight, scale
+    wide = nn.functional.gelu(x.float(), approximate="tanh") if gelu else x.float()
+    scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
+    return (wide / scale).to(FP8), scale
 
 
-class Fp8Linear(nn.Module):
-    """A linear layer whose product is computed from 8-bit numbers; weights are rounded once."""
-
-    weight: Tensor
-    scale: Tensor
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        weight, scale = round_rows(layer.weight.detach())
-        self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self.bias = layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., D_in) -> (..., D_out), in the type of x; without a GPU the same numbers are multiplied in float32."""
-        rows, scale = round_rows(x.reshape(-1, x.shape[-1]))
-        if x.is_cuda:
-            out = torch._scaled_mm(
-                rows, self.weight.t(), scale, self.scale.t(), bias=self.bias, out_dtype=x.dtype, use_fast_accum=True
-            )
-        else:
-            out = ((rows.float() @ self.weight.float().t()) * scale * self.scale.t()).to(x.dtype)
-            out = out if self.bias is None else out + self.bias
-        return out.unflatten(0, x.shape[:-1])
+def rounded_product(rows: Rounded, weight: Rounded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rows (n, D) times a weight (E, D) transposed: (n, E); without a GPU the same numbers multiply in float32."""
+    (x, scale), (w, per_output) = rows, weight
+    if x.is_cuda:
+        return torch._scaled_mm(x, w.t(), scale, per_output.t(), bias=bias, out_dtype=dtype, use_fast_accum=True)
+    out = ((x.float() @ w.float().t()) * scale * per_output.t()).to(dtype)
+    return out if bias is None else out + bias

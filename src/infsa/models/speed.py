@@ -1,40 +1,36 @@
-"""A whole InfViT at speed: compiled, the last MLP for the class token alone, long inputs in chunks, short as graphs.
-
-Disjoint patches are embedded by the matrix product that their convolution is.
+"""A whole InfViT at speed, for images of any size: few passes over the tokens, and only what the classifier reads.
 
     quick = infsa.models.fast(model)
     logits = quick(images)
 
-The parameters stay those of the model. What it leaves out is what the classifier never reads, so the result is the
-model's up to rounding; with ``fp8`` the MLP's products are rounded to 8 bits, and :meth:`FastInfViT.error` says what
-that costs.
+Without gradients nothing is compiled for a size: kernels take any number of tokens, long inputs go through each MLP in
+chunks, short ones are replayed as CUDA graphs. The parameters stay those of the model. With ``fp8`` the MLP's products
+are rounded to 8 bits, and :meth:`FastInfViT.error` says what that costs.
 """
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Callable
+import time
 from typing import Any
 
 import torch
-from timm.layers import Mlp
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ..ops.checks import check_count
 from ..ops.dispatch import untouched
-from ..ops.rows import linear
-from ..ops.tracing import transformed
+from ..ops.tracing import exporting, transformed
 from .block import Block
-from .embedding import embed_by_product
-from .fp8 import Fp8Linear, check_fp8
-from .gelu import HALF, HalfGELU, half_gelu, is_exact_gelu
-from .infvit import InfViT
+from .embedding import embed
+from .fp8 import check_fp8
+from .graphs import Graphs, Snapshot
+from .infvit import Context, InfViT
+from .tokenwise import RowNorm, add_mlp, is_plain_mlp, is_plain_norm
 
-REPLAYED = {
-    "triton.cudagraphs": True,
-    "realize_reads_threshold": 2,  # tokens are written, not added up again
-    "unroll_reductions_threshold": 17,  # a sum over a head's 16 channels needs no threads of its own
-}
-MOST_PLACES = 8  # kinds of images; torch compiles no more by default
-SHORT = 20480  # tokens of a batch up to which launches, not arithmetic, take the time: 2048² and more
+MANY, BLOCK = 16, 128  # images that share a weight's read, tokens in the largest block of a kernel
+COMPILING = threading.RLock()  # torch.compile in two threads at once leaves its global state wrong
+SHORT = 2**26  # numbers in a batch of tokens up to which launches take longer than arithmetic: 65,536 of width 1024
 
 
 def fast(
@@ -44,10 +40,10 @@ def fast(
 
     Args:
         model: any InfViT; its parameters are shared, so it can still be trained, saved and used.
-        compile: use ``torch.compile``; a new image size compiles again.
-        graphs: replay short inputs (up to 20,480 tokens a batch, without gradients, on a GPU) as CUDA graphs.
-        chunk: tokens per MLP call for longer inputs without gradients, which then hold one copy of the tokens. The
-            default fills whole waves of tiles on GPUs with 132 processors.
+        compile: use ``torch.compile`` where gradients are asked for; there a new image size compiles again.
+        graphs: replay short inputs (up to 65,536 tokens of width 1024 a batch) as CUDA graphs; at most 64 are kept.
+        chunk: tokens per MLP call without gradients. The default fills whole waves of tiles on GPUs with 132
+            processors.
         fp8: run the MLPs' products in 8 bits, with a scale per row; inference only.
 
     Example:
@@ -70,108 +66,120 @@ class FastInfViT(nn.Module):
 
     def __init__(self, model: InfViT, compile: bool, graphs: bool, chunk: int, fp8: bool) -> None:
         super().__init__()
-        self.model, self.compiled, self.graphs, self.chunk = model, compile, graphs and compile, chunk
+        self.model, self.compiled, self.replays, self.chunk, self.fp8 = model, compile, graphs, chunk, fp8
         self.training = model.training
-        self.mlps = nn.ModuleList(_eight_bit(block) for block in model.blocks) if fp8 else None
         self._prepare()
 
     def _prepare(self) -> None:
-        as_is: Callable[..., Any] = lambda function, **_: function  # noqa: E731
-        prepare: Callable[..., Any] = torch.compile if self.compiled else as_is
-        self._places: dict[Any, Tensor] = {}  # where graphs find images
-        self._with_gradients = prepare(self._differentiable, dynamic=False)
-        self._whole = prepare(self._inferred, dynamic=False)
-        self._replayed = prepare(self._inferred, dynamic=False, options=REPLAYED)
-        self._embed = prepare(embed_by_product, dynamic=False)
-        self._attend = prepare(_attend, dynamic=False)
-        self._add = prepare(_add, dynamic=False)
+        self._graphs: Graphs | None = None
+        self._met: set[Any] = set()  # kinds of calls whose kernels are compiled
+        self._snapshot: Snapshot | None = None
+        whole = self._differentiable
+        self._with_gradients = torch.compile(whole, dynamic=False) if self.compiled else whole
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what belongs to this object alone: compiled code and graphs' memory."""
-        own = ("_places", "_with_gradients", "_whole", "_replayed", "_embed", "_attend", "_add")
+        """Everything but what belongs to this object alone: compiled code and graphs."""
+        own = ("_graphs", "_met", "_snapshot", "_with_gradients")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Compile anew."""
+        """Begin without compiled code and graphs."""
         super().__setstate__(state)
         self._prepare()
 
     def train(self, mode: bool = True) -> "FastInfViT":
         """Set the mode of the model too; 8-bit products have no gradient."""
-        if mode and self.mlps is not None:
+        if mode and self.fp8:
             raise ValueError("fp8=True is for inference: call .eval(), or build fast(model) without it")
         return super().train(mode)
 
     def forward(self, images: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to logits (B, classes)."""
         rows, columns = self.model.grid_of(images)
+        traced = torch.compiler.is_dynamo_compiling() or exporting() or transformed() or is_in_torch_dispatch_mode()
+        plain = not traced and type(images) in (Tensor, nn.Parameter) and images.shape[0] > 0
+        cast = torch.is_autocast_enabled(images.device.type)
+        if self.fp8 and (not plain or cast):
+            raise ValueError("fp8=True takes plain tensors of at least one image, without autocast and torch.compile")
+        if not plain:
+            return self._differentiable(images, patch_mask)
+        if self._snapshot is None or not self._snapshot.holds():
+            self._snapshot, self._graphs = Snapshot(self.model), None
+        if self.fp8 and self._snapshot.training:
+            raise ValueError("fp8=True is for inference: call .eval(), or build fast(model) without it")
+        learning = not self.fp8 and torch.is_grad_enabled() and (images.requires_grad or self._snapshot.learns())
+        if learning or self._snapshot.training:
+            with COMPILING:
+                return self._with_gradients(images, patch_mask)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
-        if self.mlps is None and not self._infers(images):
-            return self._with_gradients(images, patch_mask)
         with torch.no_grad():
-            if self.mlps is not None or tokens > SHORT:
-                return self._in_chunks(images, patch_mask)
-            if not (self.graphs and images.is_cuda):
-                return self._whole(images, patch_mask)
-            return self._replayed(self._placed(images), patch_mask).clone()  # the graph's memory is used again
+            if cast:
+                return self._differentiable(images, patch_mask)
+            short = tokens * self.model.embed_dim <= SHORT
+            if not (images.is_cuda and self._met_before(images, patch_mask) and short and self.replays):
+                return self._infer(images, patch_mask)
+            if self._snapshot.heard():
+                return self._infer(images, patch_mask)
+            if self._graphs is None:
+                side = self.model.patch_embed.patch_size
+                self._graphs = Graphs(SHORT // self.model.embed_dim * self.model.in_chans * side[0] * side[1])
+            return self._graphs.run(self._infer, images, patch_mask)
 
-    def _infers(self, images: Tensor) -> bool:
-        """Whether nothing is learned or dropped, and the blocks are what the short cuts know."""
-        model = self.model
-        learning = torch.is_grad_enabled() and any(x.requires_grad for x in (images, *model.parameters()))
-        dropping = self.training or any(module.training for module in model.modules())
-        return not (learning or dropping) and model.readout == "last" and all(type(b) is Block for b in model.blocks)
+    def _met_before(self, images: Tensor, patch_mask: Tensor | None) -> bool:
+        """Compile at the first call what calls of this kind may need; False within a capture by the caller."""
+        kind = (images.device, images.dtype, patch_mask is None)
+        capturing = torch.cuda.is_current_stream_capturing()
+        if kind not in self._met:
+            if capturing:
+                raise RuntimeError("the first call of a fast model compiles its kernels: call it once before a capture")
+            if self.model.dynamic_img_size:
+                self._compile(images, patch_mask is None)
+            self._met.add(kind)
+        return not capturing
+
+    def _compile(self, like: Tensor, unmasked: bool) -> None:
+        """Run small images of all kinds that kernels tell apart: few and many, tokens in whole blocks or not."""
+        (down, across), prefix = self.model.patch_embed.patch_size, self.model.num_prefix_tokens
+        for batch, (rows, columns) in itertools.product((1, MANY), ((5, 5), (1, BLOCK - prefix % BLOCK))):
+            images = like.new_zeros(batch, self.model.in_chans, rows * down, columns * across)
+            mask = None if unmasked else torch.ones(batch, rows, columns, dtype=torch.bool, device=like.device)
+            self._infer(images, mask)
 
     def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        model = self.model
-        return model.classify(embed_by_product(model, images), model.grid_of(images), patch_mask)
+        """The logits by the model's own modules."""
+        return self.model.classify(*self.model.embed(images), patch_mask)
 
-    def _placed(self, images: Tensor) -> Tensor:
-        """The images at an address that stays, one per thread, where a graph reads them without a copy of its own."""
-        if torch.compiler.is_compiling() or transformed():
-            return images
-        kind = (images.shape, images.dtype, images.device, threading.get_ident())
-        if kind not in self._places:
-            if len(self._places) >= MOST_PLACES:
-                return images
-            with torch.inference_mode(False):
-                self._places[kind] = torch.empty(images.shape, dtype=images.dtype, device=images.device)
-            torch._dynamo.mark_static_address(self._places[kind])
-        return self._places[kind].copy_(images)
+    def _infer(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
+        """The logits without gradients, by kernels where the modules are plain ones that nobody listens to."""
+        with torch.cuda.device(images.device) if images.is_cuda else contextlib.nullcontext():
+            x = embed(self.model, images).contiguous()
+            return self.model.classify(x, self.model.grid_of(images), patch_mask, _Steps(self))
 
-    def _inferred(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        """The logits without gradients, in one piece."""
-        return self._blocks(images, patch_mask, embed_by_product(self.model, images), _attend, _add, None)
+    def warm_up(self, *sizes: int | tuple[int, int], batch: int = 1) -> dict[str, float]:
+        """Compile and load the kernels, and capture the graphs of image sizes to come, default the model's own.
 
-    def _in_chunks(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        """Block by block, the MLP of each in chunks of tokens that overwrite their input."""
-        tokens = self._embed(self.model, images)
-        return self._blocks(images, patch_mask, tokens, self._attend, self._add, self.chunk)
+        Kernels are compiled at the first call, for all sizes and batches to come, and kept on disk by Triton. Returns
+        the seconds that it took, and how many graphs there are in how many bytes.
 
-    def _blocks(
-        self,
-        images: Tensor,
-        patch_mask: Tensor | None,
-        x: Tensor,
-        attend: Callable[..., Tensor],
-        add: Callable[..., Tensor],
-        chunk: int | None,
-    ) -> Tensor:
-        model = self.model
-        grid = model.grid_of(images)
-        context = (grid, model.num_prefix_tokens, model.key_mask(patch_mask, grid))
-        for index, block in enumerate(model.blocks):
-            attended = attend(block, x, *context)
-            if index == len(model.blocks) - 1 and model.global_pool == "token":
-                x, attended = x[:, :1].clone(), attended[:, :1]
-            mlp = None if self.mlps is None else self.mlps[index]
-            if chunk is None:
-                x = add(block, mlp, x, attended)
-                continue
-            for start in range(0, x.shape[1], chunk):
-                part = slice(start, start + chunk)
-                add(block, mlp, x[:, part], attended[:, part], in_place=True)
-        return model.forward_head(model.norm(x), patch_mask=patch_mask)
+        Example:
+            >>> infsa.models.fast(model).warm_up(224, (1024, 768))
+            {'seconds': 1.9, 'graphs': 2, 'graph_bytes': 102760448}
+        """
+        check_count(batch, "batch")
+        like, begin = self.model.patch_embed.proj.weight, time.perf_counter()
+        for size in sizes or (self.model.patch_embed.img_size,):
+            height, width = (size, size) if isinstance(size, int) else size
+            images = like.new_zeros(batch, self.model.in_chans, height, width)
+            with torch.no_grad():
+                self(images)
+        if like.is_cuda:
+            torch.cuda.synchronize(like.device)
+        return {"seconds": time.perf_counter() - begin, **self.graph_memory()}
+
+    def graph_memory(self) -> dict[str, int]:
+        """How many CUDA graphs are kept, and the bytes of GPU memory that they hold."""
+        held = self._graphs
+        return {"graphs": 0 if held is None else len(held.graphs), "graph_bytes": 0 if held is None else held.bytes}
 
     @torch.no_grad()
     def error(self, images: Tensor) -> dict[str, float]:
@@ -187,32 +195,36 @@ class FastInfViT(nn.Module):
         return {"relative": difference.item(), "same_class": same.item()}
 
 
-def _attend(block: Block, x: Tensor, *context: Any) -> Tensor:
-    return block.attend(x, *context)
+class _Steps:
+    """The blocks of one call. Each also normalises its tokens for the next, while they are at hand."""
 
+    def __init__(self, fast: FastInfViT) -> None:
+        self.fast, self.blocks = fast, fast.model.blocks
+        self.normal: Tensor | None = None  # LN of the tokens by the next block's first norm
+        self.offset: Tensor | None = None  # what is still to be added to all tokens of an image: (B, D)
 
-def _add(block: Block, mlp: nn.Module | None, x: Tensor, attended: Tensor, in_place: bool = False) -> Tensor:
-    """x + attended, then + MLP: (B, n, D), over x itself where asked."""
-    found = x + attended
-    if block.norm2 is not None and block.mlp is not None:
-        found = found + (_mlp(block.mlp, block.norm2(found)) if mlp is None else mlp(block.norm2(found)))
-    return x.copy_(found) if in_place else found
+    def __call__(self, index: int, block: nn.Module, x: Tensor, context: Context, leaving: int | None) -> Tensor:
+        """The first ``leaving`` tokens after a block, all if None: (B, N, D), written over x."""
+        normal, self.normal = self.normal, None
+        if type(block) is not Block or not untouched(block):
+            return block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
+        if normal is None:
+            normal = RowNorm(block.norm1, x, offset=self.offset)(x.view(-1, x.shape[2])).view(x.shape)
+        grid, num_prefix, key_mask = context
+        attended = block.attn(normal, grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+        if leaving is not None:
+            x, attended = x[:, :leaving].contiguous(), attended[:, :leaving]
+        if not is_plain_mlp(block, x):
+            return block.add(self._settled(x), attended)
+        options = (self.fast.chunk, self.fast.fp8)
+        following = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
+        if type(following) is Block and is_plain_norm(following.norm1) and untouched(following):
+            self.offset = add_mlp(block, x, attended, self.offset, *options, following.norm1, normal)
+            self.normal = normal
+            return x
+        self.offset = add_mlp(block, x, attended, self.offset, *options)
+        return self._settled(x)
 
-
-def _mlp(mlp: nn.Module, x: Tensor) -> Tensor:
-    """The block's MLP; a plain one in half precision with the cheaper GELU."""
-    if type(mlp) is not Mlp or x.dtype not in HALF or not is_exact_gelu(mlp.act):
-        return mlp(x)
-    if not isinstance(mlp.norm, nn.Identity) or not untouched(*mlp.modules()):
-        return mlp(x)
-    return linear(half_gelu(linear(x, mlp.fc1)), mlp.fc2)
-
-
-def _eight_bit(block: nn.Module) -> nn.Module:
-    """The block's MLP with its two products in 8 bits."""
-    assert isinstance(block, Block)
-    mlp = block.mlp
-    if mlp is None:
-        return nn.Identity()
-    assert isinstance(mlp, Mlp) and isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.fc2, nn.Linear)  # noqa: PT018
-    return nn.Sequential(Fp8Linear(mlp.fc1), HalfGELU() if is_exact_gelu(mlp.act) else mlp.act, Fp8Linear(mlp.fc2))
+    def _settled(self, x: Tensor) -> Tensor:
+        offset, self.offset = self.offset, None
+        return x if offset is None else (x + offset.unsqueeze(1)).to(x.dtype)

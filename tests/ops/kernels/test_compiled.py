@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import infsa
 from infsa.ops.dispatch import HAS_TRITON, INTERPRETED
 
 if HAS_TRITON:
@@ -10,6 +11,8 @@ if HAS_TRITON:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
+    from infsa.models import embedding, token_kernels, tokenwise
+    from infsa.models import fp8 as fp8_products
     from infsa.ops.linear import fused, plan
     from infsa.ops.pure import triton_backward as pure_backward
     from infsa.ops.pure import triton_forward as pure_forward
@@ -157,3 +160,22 @@ def test_generations(capability, expected, monkeypatch):
     configs.generation.cache_clear()
     assert configs.generation(0) == expected
     configs.generation.cache_clear()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@torch.no_grad()
+def test_the_kernels_of_a_fast_model(fp8, monkeypatch):
+    """Compiled once for all numbers of tokens and sizes of images."""
+    found, counted = compile_only(monkeypatch, 90), []
+    token_kernels._launcher.cache_clear()
+    for module in (tokenwise, embedding, fp8_products):
+        monkeypatch.setattr(module, "kernels_run", lambda x: True)
+    model = infsa.create_model("infvit_linear_4l64h_patch16_224", depth=2, num_classes=3, attention="mean")
+    quick = infsa.models.fast(model.to(torch.bfloat16).eval(), fp8=fp8, chunk=64, compile=False)
+    for size in ((1, 64, 48), (2, 128, 160)):
+        quick(torch.zeros(size[0], 3, *size[1:], dtype=torch.bfloat16))
+        counted.append(token_kernels._launcher.cache_info().currsize)
+    assert counted[0] == counted[1]
+    assert set(found) == {"norm_kernel", "unfold_kernel", "position_kernel"} | ({"round_kernel"} if fp8 else set())
+    for name, kernel in found.items():
+        assert kernel.metadata.shared <= 1024 * min(KIB.values()), name

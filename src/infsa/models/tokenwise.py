@@ -1,0 +1,157 @@
+"""What a block does to each token by itself: the residual, LayerNorm and the MLP, in few passes over the tokens.
+
+    kernel           LN(x)
+    product          GELU in its epilogue
+    product          added to x in its epilogue
+    kernel           LN of the next block, while the tokens are still in the cache
+
+What all tokens of an image receive, the result of Linear-InfSA and the MLP's bias, is added up as one offset an image
+that the kernels add, and is never written for each token. In 8 bits the kernels round what they write, a third one
+applies GELU and rounds, and the last one also adds the MLP's result.
+"""
+
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from ..ops.checks import accumulation_dtype
+from ..ops.dispatch import untouched
+from .block import Block
+from .fp8 import FP8, round_rows, rounded_product
+from .kernels import kernels_run
+
+
+class RowNorm:
+    """LN(x + added + offset) of rows x of a batch of tokens, where x becomes x + added.
+
+    ``offset`` (B, D), in float32, belongs to all tokens of an image; with ``eight`` the result is in 8 bits.
+    """
+
+    def __init__(
+        self, norm: nn.Module, x: Tensor, *, added: bool = False, offset: Tensor | None = None, eight: bool = False
+    ) -> None:
+        self.norm, self.offset, self.eight, self.launch = norm, offset, eight, None
+        self.tokens, self.dim = x.shape[1:]
+        if is_plain_norm(norm) and kernels_run(x) and norm.weight.dtype == x.dtype:
+            from .token_kernels import ROWS, launcher, norm_kernel, padded
+
+            sizes = {"DIM": self.dim, "BLOCK": padded(self.dim), "ROWS": ROWS if self.dim <= 2048 else 1}
+            kind = {"ADDED": added, "OFFSET": offset is not None, "EIGHT": eight}
+            self.launch = launcher(norm_kernel, x, **sizes, **kind, num_warps=4 if self.dim <= 2048 else 8)
+            self.at_once, self.weights, self.eps = sizes["ROWS"], (norm.weight, norm.bias), norm.eps
+
+    def __call__(self, x: Tensor, first: int = 0, added: Tensor | None = None, out: Tensor | None = None) -> Any:
+        """Rows x (n, D), the tokens first, first + 1, ... of the batch, into ``out`` where it is given."""
+        if self.launch is None:
+            return self._plain(x, first, added, out)
+        count = x.shape[0]
+        y = torch.empty_like(x, dtype=FP8 if self.eight else x.dtype) if out is None else out
+        scale = x.new_empty(count, 1, dtype=torch.float32) if self.eight else x
+        tensors = (x, x if added is None else added, x if self.offset is None else self.offset, *self.weights, y, scale)
+        self.launch((-(-count // self.at_once), 1, 1), tensors, count, first, self.tokens, self.eps)
+        return (y, scale) if self.eight else y
+
+    def _plain(self, x: Tensor, first: int, added: Tensor | None, out: Tensor | None) -> Any:
+        if added is not None:
+            x += added
+        y = self.norm(x if self.offset is None else offset_rows(x, self.offset, first, self.tokens))
+        return round_rows(y) if self.eight else y if out is None else out.copy_(y)
+
+
+def offset_rows(x: Tensor, offset: Tensor, first: int, tokens: int) -> Tensor:
+    """Rows x, the tokens first, first + 1, ... of a batch with ``tokens`` an image, plus the offset of their image."""
+    image = torch.arange(first, first + x.shape[0], device=x.device) // tokens
+    return (x + offset[image]).to(x.dtype)
+
+
+def is_plain_norm(norm: nn.Module | None) -> TypeGuard[nn.LayerNorm]:
+    """Whether a norm is a LayerNorm over the channels with gain and shift, and nobody listens to it."""
+    if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1:
+        return False
+    return type(norm.weight) is type(norm.bias) is nn.Parameter and untouched(norm)
+
+
+def is_plain_mlp(block: Block, x: Tensor) -> bool:
+    """Whether the block's MLP is two plain products in the type of x with an activation between, and nothing drops."""
+    mlp = block.mlp
+    if type(mlp) is not Mlp or type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
+        return False
+    drops = [m for m in (block.drop, block.drop_path1, block.drop_path2, mlp.drop1, mlp.drop2) if m.training]
+    same = all(type(p) is nn.Parameter and p.dtype == x.dtype for p in mlp.parameters())
+    modules = [m for m in mlp.modules() if m is not mlp.act]
+    return same and not drops and isinstance(mlp.norm, nn.Identity) and untouched(*modules)
+
+
+def chunks(count: int, chunk: int) -> Iterator[slice]:
+    """Slices of ``chunk`` rows; the last has up to a quarter more, so that none is much shorter."""
+    first = 0
+    while count - first > chunk + chunk // 4:
+        yield slice(first, first + chunk)
+        first += chunk
+    yield slice(first, count)
+
+
+def add_mlp(
+    block: Block,
+    x: Tensor,
+    attended: Tensor,
+    offset: Tensor | None,
+    chunk: int,
+    fp8: bool,
+    following: nn.Module | None = None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """x + attended, then + MLP, over x (B, N, D) itself, but for what all tokens of an image receive: the new offset.
+
+    LN of the result by a ``following`` norm goes into ``out`` (B, N, D).
+    """
+    mlp, flat = block.mlp, x.view(-1, x.shape[2])
+    assert isinstance(mlp, Mlp) and block.norm2 is not None  # noqa: PT018
+    added: Tensor | None = None
+    if attended.stride(1) == 0 or attended.shape[1] == 1:
+        offset = plus(offset, attended[:, 0])
+    else:
+        added = attended.reshape(flat.shape)
+    inner = RowNorm(block.norm2, x, added=added is not None, offset=offset, eight=fp8)
+    offset = offset if mlp.fc2.bias is None else plus(offset, mlp.fc2.bias.expand(x.shape[0], -1))
+    after = None if following is None else RowNorm(following, x, added=fp8, offset=offset)
+    weights = [round_rows(layer.weight) for layer in (mlp.fc1, mlp.fc2)] if fp8 else []
+    transposed = mlp.fc2.weight.t()
+    for part in chunks(flat.shape[0], 2 * chunk if fp8 else chunk):
+        rows, found = flat[part], None
+        normal = inner(rows, part.start, None if added is None else added[part])
+        if fp8:
+            hidden = rounded_product(normal, weights[0], mlp.fc1.bias, x.dtype)
+            eight = round_rows(hidden, gelu=True) if is_gelu(mlp.act) else round_rows(mlp.act(hidden))
+            found = rounded_product(eight, weights[1], None, x.dtype)
+        else:
+            rows.addmm_(_hidden(mlp, normal), transposed)
+        if after is not None and out is not None:
+            after(rows, part.start, found, out.view(flat.shape)[part])
+        elif found is not None:
+            rows += found
+    return offset
+
+
+def plus(offset: Tensor | None, row: Tensor) -> Tensor:
+    """An offset (B, D) and one more row of each image, in float32 or better."""
+    return row.to(accumulation_dtype(row.dtype)).contiguous() if offset is None else offset + row
+
+
+def is_gelu(act: nn.Module) -> bool:
+    """Whether an activation is GELU, in either form, and nobody listens to it."""
+    return type(act) is nn.GELU and untouched(act)
+
+
+def _hidden(mlp: Mlp, x: Tensor) -> Tensor:
+    """The MLP's hidden units of rows (n, D); in bfloat16 on a GPU, GELU is computed by the product, in its tanh form.
+
+    That is at most 4.8e-4 from the exact GELU, less than bfloat16 rounds numbers near 1 by.
+    """
+    bias, weight = mlp.fc1.bias, mlp.fc1.weight
+    if x.is_cuda and x.dtype == torch.bfloat16 and bias is not None and is_gelu(mlp.act):
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+    return mlp.act(nn.functional.linear(x, weight, bias))

@@ -1,0 +1,114 @@
+"""The kernels of a fast model: residual and LayerNorm, 8 bits, patches and positions, no further off than PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import infsa
+from infsa.models.embedding import embed
+from infsa.models.fp8 import round_rows
+from infsa.models.tokenwise import RowNorm
+from infsa.ops.checks import HAS_TRITON
+
+from ..helpers import generator
+from .helpers import DEVICE, DTYPES, rms, unit
+
+if not HAS_TRITON:
+    pytest.skip("needs Triton", allow_module_level=True)
+
+
+def drawn(seed, *shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=generator(seed)).to(dtype).to(DEVICE)
+
+
+def assert_rounded(found, expected, dtype):
+    """Within one unit in the last place of the largest number; sums in float32 lose a few of its own."""
+    assert found.dtype == dtype
+    assert (found.double() - expected).abs().max() <= (4 if dtype == torch.float32 else 1) * unit(
+        expected.abs().max().item(), dtype
+    )
+
+
+@pytest.mark.parametrize("kind", ["nothing", "offset", "added", "both"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_residual_and_norm(dtype, kind):
+    """A part of the rows of a batch, which crosses from one image to the next."""
+    batch, tokens, dim, part = 3, 7, 48, slice(5, 16)
+    x, added = drawn(0, batch, tokens, dim, dtype=dtype), drawn(1, batch * tokens, dim, dtype=dtype)
+    norm = nn.LayerNorm(dim, eps=1e-6, device=DEVICE, dtype=dtype)
+    norm.weight.data, norm.bias.data = drawn(3, dim, dtype=dtype), drawn(4, dim, dtype=dtype)
+    offset = drawn(2, batch, dim) if kind in ("offset", "both") else None
+    kept = x.double().view(-1, dim) + (added.double() if kind in ("added", "both") else 0)
+    sums = kept + (0 if offset is None else offset.double().repeat_interleave(tokens, 0))
+    expected = nn.functional.layer_norm(sums, (dim,), norm.weight.double(), norm.bias.double(), 1e-6)
+    for eight in (False, True):
+        rows, before = x.clone().view(-1, dim), x.view(-1, dim)
+        run = RowNorm(norm, x, added=kind in ("added", "both"), offset=offset, eight=eight)
+        out = None if eight else torch.full_like(rows[part], torch.nan)
+        found = run(rows[part], part.start, added[part] if kind in ("added", "both") else None, out)
+        if eight:
+            assert_in_eight_bits(*found, expected[part])
+        else:
+            assert found is out
+            assert_rounded(out, expected[part], dtype)
+        assert_rounded(rows[part], kept[part], dtype)
+        assert torch.equal(rows[: part.start], before[: part.start])
+        assert torch.equal(rows[part.stop :], before[part.stop :])
+
+
+def assert_in_eight_bits(eight, scale, expected):
+    """The nearest of each row's numbers."""
+    assert eight.dtype == torch.float8_e4m3fn
+    found = eight.double() * scale.double()
+    assert ((found - expected).abs() <= expected.abs() * 2**-3.99 + scale * 2**-9.99).all()
+    largest = eight.double().abs().amax(1)[expected.abs().amax(1) > 0]
+    assert (largest == 448).all()
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_eight_bits_of_rows(gelu):
+    x = 3 * drawn(5, 9, 80, dtype=torch.bfloat16)
+    x[4] = 0
+    x[5] *= 1e-3
+    expected = nn.functional.gelu(x.double(), approximate="tanh") if gelu else x.double()
+    assert_in_eight_bits(*round_rows(x, gelu), expected)
+    if DEVICE == "cuda":  # the interpreter knows no NaN of 8 bits
+        x[2, 3] = torch.nan
+        assert round_rows(x, gelu)[0][2, 3].isnan()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}, {"patch_size": (4, 8), "in_chans": 1}],
+    ids=str,
+)
+@torch.no_grad()
+def test_patches_and_positions(options):
+    """Enlarged, shrunk, uneven and unpadded grids, tables larger than patches."""
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 48, "depth": 1, "num_heads": 4, "img_size": 40, "dynamic_img_pad": True}
+    model = infsa.create_model("infvit_linear_tiny", **sizes, **options)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    model = model.to(DEVICE, torch.bfloat16).eval()
+    exact = copy.deepcopy(model).double()
+    for batch, size in enumerate(((16, 140), (50, 24), (5, 7)), start=1):
+        x = drawn(size[0], batch, model.in_chans, *size, dtype=torch.bfloat16)
+        found, plain, wanted = embed(model, x), model.embed(x)[0], exact.embed(x.double())[0]
+        assert found.shape == wanted.shape
+        assert rms(found - wanted) <= 1.05 * rms(plain - wanted)
+
+
+@torch.no_grad()
+def test_whole_models():
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7}
+    model = infsa.create_model("infvit_linear_tiny", **sizes)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    model = model.to(DEVICE, torch.bfloat16).eval()
+    x = drawn(6, 2, 3, 24, 40, dtype=torch.bfloat16)
+    expected = copy.deepcopy(model).double()(x.double())
+    assert rms(infsa.models.fast(model, chunk=9)(x) - expected) <= 1.5 * rms(model(x) - expected)
