@@ -11,7 +11,7 @@ from .timm_hook import register_when_timm_loads
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import bench, conversion, data, evaluate, graph, models, nn, ops, parallel, streaming, train
+    from . import bench, cohort, conversion, data, evaluate, graph, models, nn, ops, parallel, streaming, train
     from .conversion import convert, plan_conversion, revert
     from .models import create_model, list_models
     from .ops import LinearState, PureDecodeState, linear_attention, linear_weights, pure_attention, pure_weights
@@ -22,6 +22,7 @@ __all__ = [
     "PureDecodeState",
     "__version__",
     "bench",
+    "cohort",
     "conversion",
     "convert",
     "create_model",
@@ -45,7 +46,20 @@ __all__ = [
 ]
 
 _PACKAGES = frozenset(
-    {"bench", "conversion", "data", "evaluate", "graph", "models", "nn", "ops", "parallel", "streaming", "train"}
+    {
+        "bench",
+        "cohort",
+        "conversion",
+        "data",
+        "evaluate",
+        "graph",
+        "models",
+        "nn",
+        "ops",
+        "parallel",
+        "streaming",
+        "train",
+    }
 )
 _NAMES = {  # public names and the packages that define them
     "LinearState": "ops",

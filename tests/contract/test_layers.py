@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "streaming": {"ops", "nn", "models"},
     "data": set(),
     "evaluate": {"ops", "graph", "nn", "models", "data"},
+    "cohort": {"ops", "models", "data", "evaluate", "streaming"},
     "bench": {"ops", "nn", "models"},
     "train": {"ops", "graph", "nn", "models", "data", "evaluate", "bench", "conversion"},
     "report": {"ops", "graph", "nn", "models", "data", "evaluate", "bench"},
@@ -39,6 +40,7 @@ MAY_IMPORT = {
         "conversion",
         "bench",
         "app",
+        "cohort",
     },
 }
 
@@ -90,6 +92,7 @@ def test_public_names_exist_and_are_documented():
         infsa.models,
         infsa.parallel,
         infsa.streaming,
+        infsa.cohort,
     ):
         for name in module.__all__:
             public = getattr(module, name)

@@ -15,6 +15,7 @@ COMMANDS = {  # name: the module here, which defines a function of the same name
     "train": "train",
     "evaluate": "evaluate",
     "predict": "predict",
+    "embed": "embed",
     "export": "export",
     "ablate": "ablate",
     "explain": "explain",

@@ -46,6 +46,13 @@ def adopt_timm(name: str) -> Adopted:
     base = name.partition(".")[0]
     if base in SHIPPED and (file := shipped_weights(base)) is not None:
         return *read_weights(file), read_data_config(file)
+    file, config = timm_weights(name)
+    return _from_timm(f"timm:{name}", name, file, config.to_dict())
+
+
+def timm_weights(name: str) -> tuple[Path, Any]:
+    """The safetensors file of a model by timm's name, if it is on this disk, and timm's description of it."""
+    base = name.partition(".")[0]
     if not timm.is_model(base) or base in MODELS:
         near = difflib.get_close_matches(base, timm.list_models(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -57,7 +64,7 @@ def adopt_timm(name: str) -> Adopted:
             f"the weights of timm:{name} are not on this disk, and nothing is fetched; "
             f"timm.create_model({name!r}, pretrained=True) would fetch them"
         )
-    return _from_timm(f"timm:{name}", name, file, config.to_dict())
+    return file, config
 
 
 def adopt_hugging_face(name: str) -> Adopted:

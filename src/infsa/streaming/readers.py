@@ -12,14 +12,14 @@ TIFFS = (".tif", ".tiff", ".btf", ".tf2", ".tf8", ".ptif")
 SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
 
 
-def needed(module: str, package: str, for_what: str) -> Any:
+def needed(module: str, package: str, for_what: str, extra: str = "wsi") -> Any:
     """Import an optional module, or say in one line how to get it."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ImportError(
-            f"{for_what} needs {package}: pip install 'infsa[wsi]' (importing {module} failed: {reason})"
+            f"{for_what} needs {package}: pip install 'infsa[{extra}]' (importing {module} failed: {reason})"
         ) from error
 
 
