@@ -1,6 +1,10 @@
 """Scratch: one call that checks and times the eager and causal paths of Pure InfSA on a GPU."""
 
-import json, multiprocessing, os, sys, time
+import json
+import multiprocessing
+import os
+import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 
 sys.path[:0] = [os.path.dirname(__file__), os.getcwd()]
@@ -37,26 +41,81 @@ def tokens(heads, width, n, seed=0, dtype=torch.bfloat16):
 
 T = {"tma": True}
 KEYS = {
-    (64, True): [C(128, 64, 4, 2), C(128, 64, 4, 2, narrow=2), C(128, 64, 4, 2, narrow=8), C(128, 64, 4, 2, **T), C(128, 64, 4, 3), C(64, 64, 4, 3, registers=168)],
-    (64, False): [C(64, 64, 4, 3, registers=168), C(128, 64, 4, 2), C(128, 64, 4, 2, **T), C(64, 64, 4, 2, registers=168)],
-    (128, True): [C(64, 64, 4, 2, **T), C(64, 64, 4, 2, narrow=1, **T), C(64, 64, 4, 2, narrow=2, **T), C(64, 64, 4, 3, narrow=2, **T), C(32, 64, 4, 3, narrow=1, **T), C(64, 128, 8, 4, narrow=1, **T)],
+    (64, True): [
+        C(128, 64, 4, 2),
+        C(128, 64, 4, 2, narrow=2),
+        C(128, 64, 4, 2, narrow=8),
+        C(128, 64, 4, 2, **T),
+        C(128, 64, 4, 3),
+        C(64, 64, 4, 3, registers=168),
+    ],
+    (64, False): [
+        C(64, 64, 4, 3, registers=168),
+        C(128, 64, 4, 2),
+        C(128, 64, 4, 2, **T),
+        C(64, 64, 4, 2, registers=168),
+    ],
+    (128, True): [
+        C(64, 64, 4, 2, **T),
+        C(64, 64, 4, 2, narrow=1, **T),
+        C(64, 64, 4, 2, narrow=2, **T),
+        C(64, 64, 4, 3, narrow=2, **T),
+        C(32, 64, 4, 3, narrow=1, **T),
+        C(64, 128, 8, 4, narrow=1, **T),
+    ],
     (128, False): [C(64, 128, 8, 4), C(64, 64, 4, 2, **T), C(64, 128, 8, 3, **T), C(64, 128, 8, 4, **T)],
-    (80, False): [C(64, 64, 4, 2, **T), C(64, 64, 4, 3, registers=168), C(64, 64, 4, 3), C(64, 128, 8, 3, **T), C(128, 64, 4, 2)],
+    (80, False): [
+        C(64, 64, 4, 2, **T),
+        C(64, 64, 4, 3, registers=168),
+        C(64, 64, 4, 3),
+        C(64, 128, 8, 3, **T),
+        C(128, 64, 4, 2),
+    ],
     (96, False): [C(64, 64, 4, 2, **T), C(64, 64, 4, 3), C(64, 128, 8, 3, **T), C(128, 64, 4, 2)],
 }
 QUERIES = {
-    (64, True): [C(128, 64, 8, 3, **T), C(128, 64, 8, 3, narrow=2, **T), C(64, 64, 4, 3, **T), C(64, 64, 4, 4, narrow=2, **T), C(128, 64, 8, 4, **T)],
+    (64, True): [
+        C(128, 64, 8, 3, **T),
+        C(128, 64, 8, 3, narrow=2, **T),
+        C(64, 64, 4, 3, **T),
+        C(64, 64, 4, 4, narrow=2, **T),
+        C(128, 64, 8, 4, **T),
+    ],
     (64, False): [C(128, 64, 8, 3), C(128, 64, 8, 3, **T), C(64, 64, 4, 3, **T)],
-    (128, True): [C(128, 64, 8, 4, **T), C(128, 64, 8, 4, narrow=2, **T), C(128, 64, 8, 4, narrow=1, **T), C(128, 64, 8, 5, narrow=1, **T)],
+    (128, True): [
+        C(128, 64, 8, 4, **T),
+        C(128, 64, 8, 4, narrow=2, **T),
+        C(128, 64, 8, 4, narrow=1, **T),
+        C(128, 64, 8, 5, narrow=1, **T),
+    ],
     (128, False): [C(128, 64, 8, 3, **T), C(128, 64, 8, 4, **T), C(128, 64, 8, 5, **T)],
-    (80, False): [C(128, 64, 8, 3, **T), C(128, 64, 8, 3, registers=128, **T), C(64, 64, 4, 3, registers=128, **T), C(128, 64, 8, 4, **T)],
+    (80, False): [
+        C(128, 64, 8, 3, **T),
+        C(128, 64, 8, 3, registers=128, **T),
+        C(64, 64, 4, 3, registers=128, **T),
+        C(128, 64, 8, 4, **T),
+    ],
     (96, False): [C(128, 64, 8, 3, **T), C(64, 64, 4, 3, **T), C(128, 64, 8, 4, **T)],
 }
 FORWARD = {
     (64, True): [C(128, 64, 4, 3, lanes=True), C(128, 64, 4, 3, lanes=True, **T), C(128, 128, 8, 3, lanes=True)],
-    (128, True): [C(128, 128, 8, 3, lanes=True, **T), C(128, 64, 4, 3, lanes=True, **T), C(128, 64, 8, 3, lanes=True, **T)],
-    (80, False): [C(128, 64, 8, 3, lanes=True, **T), C(128, 64, 4, 3, lanes=True, **T), C(128, 128, 8, 3, lanes=True, **T), C(64, 64, 4, 3, lanes=True, **T), C(128, 64, 4, 3, lanes=True)],
-    (96, False): [C(128, 64, 8, 3, lanes=True, **T), C(128, 64, 4, 3, lanes=True, **T), C(128, 128, 8, 3, lanes=True, **T)],
+    (128, True): [
+        C(128, 128, 8, 3, lanes=True, **T),
+        C(128, 64, 4, 3, lanes=True, **T),
+        C(128, 64, 8, 3, lanes=True, **T),
+    ],
+    (80, False): [
+        C(128, 64, 8, 3, lanes=True, **T),
+        C(128, 64, 4, 3, lanes=True, **T),
+        C(128, 128, 8, 3, lanes=True, **T),
+        C(64, 64, 4, 3, lanes=True, **T),
+        C(128, 64, 4, 3, lanes=True),
+    ],
+    (96, False): [
+        C(128, 64, 8, 3, lanes=True, **T),
+        C(128, 64, 4, 3, lanes=True, **T),
+        C(128, 128, 8, 3, lanes=True, **T),
+    ],
 }
 HEADS = {64: 16, 128: 8, 80: 12, 96: 12}
 TOKENS = {64: 16384, 128: 16384, 80: 8192, 96: 8192}
@@ -123,6 +182,7 @@ def check_one(job):
 
         gamma = torch.tensor([0.4, 0.8], device=DEV)
         if packed:
+
             def ours(x, gamma):
                 from infsa.ops.pure import packed_attention
 
@@ -131,16 +191,21 @@ def check_one(job):
             def theirs(x, gamma):
                 return plain(*x.permute(2, 0, 3, 1, 4).unbind(), gamma=gamma, **options)
         else:
+
             def ours(q, k, v, gamma):
                 return infsa.pure_attention(q, k, v, gamma=gamma, impl="triton", **options)
 
             def theirs(q, k, v, gamma):
                 return plain(q, k, v, gamma=gamma, **options)
+
         a, b = results(ours, x, gamma), results(ours, x, gamma)
         exact = results(theirs, x.double().cpu(), gamma.double().cpu())
         yard = results(theirs, x.cpu(), gamma.to(dtype).cpu())
         parts = lambda r: [y.cpu() for y in (r[0], *r[1].unbind(2))]
-        ratios = [round(rms(p.double() - e) / max(rms(y.double() - e), 1e-30), 2) for p, y, e in zip(parts(a), parts(yard), parts(exact))]
+        ratios = [
+            round(rms(p.double() - e) / max(rms(y.double() - e), 1e-30), 2)
+            for p, y, e in zip(parts(a), parts(yard), parts(exact))
+        ]
         dgamma = (a[2].cpu() - exact[2]).abs().max().item() / exact[2].abs().max().item()
         return {"z dq dk dv": ratios, "dgamma": round(dgamma, 6), "equal": all(torch.equal(p, q) for p, q in zip(a, b))}
     except Exception as error:
@@ -166,6 +231,7 @@ def softmax(causal):
     def attend(q, k, v):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
     return attend
 
 
@@ -191,10 +257,27 @@ def main():
     cases |= {f"row {t} 333x777 d64": (t, 333, 777, 64, {"norm": "row"}, False) for t in (bf, hf, ff)}
     cases |= {f"causal {d} bf16 1024": (bf, 1024, 1024, d, {"is_causal": True}, False) for d in (80, 96, 128, 20)}
     cases |= {f"full d80 {t} 257": (t, 257, 257, 80, {}, False) for t in (bf, hf, ff)}
-    cases |= {"packed bf16": (bf, 513, 513, 64, {}, True), "packed causal bf16": (bf, 513, 513, 128, {"is_causal": True}, True)}
-    cases |= {"packed gelu causal row fp16": (hf, 300, 300, 64, {"is_causal": True, "norm": "row", "activation": "gelu"}, True)}
+    cases |= {
+        "packed bf16": (bf, 513, 513, 64, {}, True),
+        "packed causal bf16": (bf, 513, 513, 128, {"is_causal": True}, True),
+    }
+    cases |= {
+        "packed gelu causal row fp16": (
+            hf,
+            300,
+            300,
+            64,
+            {"is_causal": True, "norm": "row", "activation": "gelu"},
+            True,
+        )
+    }
     tables = {"keys": KEYS, "queries": QUERIES, "forward": FORWARD}
-    jobs = [(kernel, width, c, causal) for kernel, table in tables.items() for (width, causal), cs in table.items() for c in cs]
+    jobs = [
+        (kernel, width, c, causal)
+        for kernel, table in tables.items()
+        for (width, causal), cs in table.items()
+        for c in cs
+    ]
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.map(check_one, cases.values())
         failed = pool.map(compile_one, jobs)
@@ -221,6 +304,7 @@ def main():
         (configs.CAUSAL.setdefault((kernel, 90), {}) if causal else configs.HALF[kernel, 90])[width] = config
     W.forward_plan.cache_clear(), B._backward_plan.cache_clear()
     from infsa.ops.pure import triton_function
+
     triton_function._checked.cache_clear()
     say("best", {str(k): str(v) for k, v in best.items()})
 
@@ -228,12 +312,21 @@ def main():
         """Ours and cuDNN's in turns; medians of three."""
         inputs = tokens(HEADS[width], width, TOKENS[width])
         ours = lambda q, k, v: infsa.pure_attention(q, k, v, is_causal=causal)
-        calls = {f"{name} {p}": graph(both(f, inputs) if p == "both" else torch.no_grad()(lambda f=f: f(*inputs)))
-                 for p in ("forward", "both") for name, f in (("ours", ours), ("cudnn", softmax(causal)))}
+        calls = {
+            f"{name} {p}": graph(both(f, inputs) if p == "both" else torch.no_grad()(lambda f=f: f(*inputs)))
+            for p in ("forward", "both")
+            for name, f in (("ours", ours), ("cudnn", softmax(causal)))
+        }
         from triton.testing import do_bench
-        times = {name: sorted(do_bench(call, warmup=5, rep=20, return_mode="median") for _ in range(3)) for name, call in calls.items()}
+
+        times = {
+            name: sorted(do_bench(call, warmup=5, rep=20, return_mode="median") for _ in range(3))
+            for name, call in calls.items()
+        }
         row = {name: [round(t, 3) for t in ts] for name, ts in times.items()}
-        return row | {f"{p} ours/cudnn": round(times[f"ours {p}"][1] / times[f"cudnn {p}"][1], 3) for p in ("forward", "both")}
+        return row | {
+            f"{p} ours/cudnn": round(times[f"ours {p}"][1] / times[f"cudnn {p}"][1], 3) for p in ("forward", "both")
+        }
 
     for width, causal in ((64, True), (128, True), (64, False), (128, False), (80, False), (96, False), (80, True)):
         guarded(f"d{width} {'causal' if causal else 'full'}", lambda: against(width, causal))

@@ -122,6 +122,7 @@ def made_again(page, monkeypatch):
         return written_by("adaptation", "document", monkeypatch)[page] if done else {"adaptation": "not yet measured\n"}
     name, function = {
         "training.md": ("tiny_imagenet", "document"),
+        "high-resolution.md": ("high_resolution", "document"),
         "streaming.md": ("streaming", "draw"),
         "benchmarks.md": ("table1", "main"),
     }[page]

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from ..report.table import Table
 from .options import at_least, chosen_device
-from .tables import FittedTable
 
 if TYPE_CHECKING:
     from ..cohort.forecast import Forecast
@@ -151,14 +151,11 @@ def _bar(console: Console) -> Iterator[Any]:
 
 def _print_summary(console: Console, done: "Summary") -> None:
     from ..data.paths import shown
-    from ..report.table import Rows
 
     rates = [f"{done.computed / done.seconds:.1f}", f"{done.megapixels / done.seconds:.2f}"]
     columns = ["rows", "failed", "kept", "computed", "streamed", "megapixels", "seconds", "images/s", "Mpx/s"]
     cells = [done.rows, done.failed, done.kept, done.computed, done.streamed, f"{done.megapixels:.1f}"]
-    console.print(
-        FittedTable(Rows(columns, [[*map(str, cells), f"{done.seconds:.1f}", *rates]]), shown(str(done.table)))
-    )
+    console.print(Table(columns, [[*map(str, cells), f"{done.seconds:.1f}", *rates]], shown(str(done.table))))
     for path, reason in done.failures:
         console.print(f"failed: {shown(path)}: {shown(reason)}", markup=False)
     if done.failed > len(done.failures):
@@ -169,7 +166,6 @@ def _print_summary(console: Console, done: "Summary") -> None:
 
 def _print_plan(console: Console, found: "Forecast", cohort: "Cohort") -> None:
     from ..data.paths import shown
-    from ..report.table import Rows
 
     what = {
         "batched": f"{found.batches} batches of {found.sizes} sizes",
@@ -181,7 +177,7 @@ def _print_plan(console: Console, found: "Forecast", cohort: "Cohort") -> None:
         for kind, count in found.images.items()
     ]
     rows.append(["kept", str(found.kept), "", "computed before", ""])
-    console.print(FittedTable(Rows(["images", "number", "megapixels", "how", "seconds of work"], rows), "Plan"))
+    console.print(Table(["images", "number", "megapixels", "how", "seconds of work"], rows, "Plan"))
     console.print(f"About {found.total_seconds:.0f} s with {found.workers} workers, by a short measurement")
     for note in found.notes:
         console.print(shown(note), markup=False)

@@ -11,6 +11,7 @@ from rich.progress import track
 
 from ..report.table import Table
 from .options import at_least, chosen_device
+from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
     from ..data import ImageDataset
@@ -33,6 +34,7 @@ def evaluate(
         str | None,
         typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
     ] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
     crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=at_least(1))] = 128,
     workers: Annotated[int, typer.Option(help="Processes that read images.", callback=at_least(0))] = 2,
@@ -61,6 +63,7 @@ def evaluate(
     data = data or usual_data(model, network)
     console = Console(quiet=as_json)
     options: dict[str, Any] = {"crop_pct": crop_pct, "batch_size": batch_size, "workers": workers}
+    options["data_options"] = parse_pairs(data_option or [])
     results = {}
     for name in splits_of(data, split):
         opened, choose, note = part_of(model, data, name)
@@ -91,6 +94,9 @@ def evaluate(
         typer.echo(json.dumps(content, indent=2))
         return
     console.print(accuracy_rows(results).titled("Accuracy"))
+    for name, result in results.items():
+        if result.tasks:
+            console.print(task_rows(result).titled(f"Tasks of {name}"))
     for name, result in results.items():
         console.print(class_rows(result, name))
     for file in files:
@@ -163,6 +169,13 @@ def accuracy_rows(results: "dict[str, Accuracy]") -> Table:
         numbers = [f"{found.images:,}", f"{found.top1:.2%}", f"{found.top5:.2%}", f"{found.loss:.4f}"]
         rows.append([name, *numbers, f"{shown(worst)} {shares[worst]:.0%}", f"{shown(best)} {shares[best]:.0%}"])
     return Table(["split", "images", "top-1", "top-5", "loss", "worst class", "best class"], rows)
+
+
+def task_rows(found: "Accuracy") -> Table:
+    """A row per task: how often it is right, and the second measure of its kind."""
+    kinds = ["top1", "top5", "bits"]
+    rows = [[name, *(f"{own[kind]:.2%}" if kind in own else "" for kind in kinds)] for name, own in found.tasks.items()]
+    return Table(["task", "right", "among the best five", "right bits"], rows)
 
 
 def class_rows(found: "Accuracy", split: str) -> Table:

@@ -28,7 +28,7 @@ def predict(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", "-c", help="Saved folder, run, .safetensors file or shipped model.")
     ] = "infvit_linear_tiny",
-    top_k: Annotated[int, typer.Option(help="Classes per image, likeliest first.", callback=at_least(1))] = 5,
+    top_k: Annotated[int, typer.Option(help="Classes per image and task, likeliest first.", callback=at_least(1))] = 5,
     resolution: Annotated[
         str,
         typer.Option(
@@ -55,7 +55,7 @@ def predict(
     """
     from ..data.listing import list_images
     from ..evaluate import load_model
-    from ..evaluate.predictions import View, predict_files
+    from ..evaluate.predictions import View, answer_count, predict_files
 
     form = _format(kind, as_json, out)
     side = int(resolution) if resolution.isdecimal() else resolution
@@ -78,7 +78,7 @@ def predict(
     )
     done = 0
     with _opened(out) as file:
-        write = _writer(form, file, min(top_k, model.num_classes), maps is not None)
+        write = _writer(form, file, answer_count(model, top_k), maps is not None)
         for name, reason in found.missing.items():
             write({"file": printable(name), "error": reason})
         for prediction in shown:

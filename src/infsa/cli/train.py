@@ -13,6 +13,7 @@ from rich.table import Table
 from .recipe_options import amended, choose_recipe, with_recipe_options
 
 INTERRUPTED = 130  # exit code after Ctrl-C
+FURTHER = {"top5": "among the best five", "bits": "of the bits"}  # what is measured of a task beside right answers
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -128,11 +129,11 @@ class Monitor:
             self.progress.update(self.task, completed=row["step"], description=text, speed=speed)
         else:
             self.progress.update(self.task, description=self.text(row["epoch"]))
-            self.console.print(
-                f"epoch {row['epoch']:>5.0f}   top-1 {row['top1']:7.2%}   top-5 {row['top5']:7.2%}   "
-                f"validation loss {row['val_loss']:.3f}",
-                highlight=False,
-            )
+            shares = {name: own["top1"] for name, own in row.get("tasks", {}).items()}
+            shares = shares or {"top-1": row["top1"], "top-5": row["top5"]}
+            told = "   ".join(f"{name} {share:7.2%}" for name, share in shares.items())
+            line = f"epoch {row['epoch']:>5.0f}   {told}   validation loss {row['val_loss']:.3f}"
+            self.console.print(line, highlight=False, markup=False)
 
     def text(self, epoch: float) -> str:
         """What the bar says of the training."""
@@ -150,8 +151,13 @@ def result_table(result: dict[str, Any]) -> Table:
     """The end of a run: accuracy, size, time and the curve in one line."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
-    table.add_row("top-1", f"{result['top1']:.2%}")
-    table.add_row("top-5", f"{result['top5']:.2%}")
+    for name, own in result.get("tasks", {}).items():
+        further = "".join(f", {own[kind]:.2%} {word}" for kind, word in FURTHER.items() if kind in own)
+        table.add_row(name, f"{own['top1']:.2%}{further}")
+    mean = "mean " if "tasks" in result else ""
+    table.add_row(f"{mean}top-1", f"{result['top1']:.2%}")
+    if not mean:
+        table.add_row("top-5", f"{result['top5']:.2%}")
     best = result["best"]
     if best["top1"] > result["top1"]:
         table.add_row("best top-1", f"{best['top1']:.2%} at epoch {best['epoch']:.0f}, checkpoints/best")

@@ -5,6 +5,7 @@ from .annotations import read_coco_json, read_loc_csv, read_tiny_imagenet, read_
 from .decode import UnreadableImage, decode
 from .folders import ImageFiles, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
+from .megapixel import MegapixelDigits
 from .parts import Part, hold_out
 from .randaugment import rand_augment
 from .random_keys import keyed_generator
@@ -14,6 +15,7 @@ from .shapes import Shapes
 from .skipping import SkipLog, SkippingDataset
 from .tables import HuggingFace, NpzShard, open_hugging_face
 from .tars import TarImages
+from .tasks import Task, Tasks
 from .timm_readers import TorchDataset, open_timm
 from .transforms import TrainTransform, ValTransform, transform_for
 from .views import Batch, Example, Views, collate
@@ -27,6 +29,7 @@ __all__ = [
     "ImageFiles",
     "ImageFolder",
     "ImageNetV2",
+    "MegapixelDigits",
     "NpzShard",
     "Part",
     "Sample",
@@ -34,6 +37,8 @@ __all__ = [
     "SkipLog",
     "SkippingDataset",
     "TarImages",
+    "Task",
+    "Tasks",
     "TinyImageNet",
     "TorchDataset",
     "TrainTransform",

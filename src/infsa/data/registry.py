@@ -5,32 +5,35 @@ from typing import Any
 
 from .folders import IMAGENET_V2, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
+from .megapixel import MegapixelDigits
 from .sample import ImageDataset
 from .shapes import Shapes
 from .tables import NpzShard, open_hugging_face
 from .timm_readers import open_timm
 from .webdataset import WebShards
 
-DATASETS: dict[str, tuple[str, Callable[..., ImageDataset]]] = {  # what follows the colon, and who opens it
+DATASETS: dict[str, tuple[str, Callable[..., ImageDataset]]] = {  # what follows the name, and who opens it
     "shapes": ("", Shapes),
-    "folder": ("PATH", ImageFolder),
-    "imagenet": ("PATH", open_imagenet),
-    "imagenetv2": ("PATH", ImageNetV2),
-    "tiny-imagenet": ("PATH", TinyImageNet),
-    "npz": ("PATH", NpzShard),
-    "wds": ("PATTERN", WebShards),
-    "hf": ("NAME", open_hugging_face),
-    "timm": ("NAME[:ROOT]", open_timm),
+    "megapixel-digits": ("[:PATH]", MegapixelDigits),
+    "folder": (":PATH", ImageFolder),
+    "imagenet": (":PATH", open_imagenet),
+    "imagenetv2": (":PATH", ImageNetV2),
+    "tiny-imagenet": (":PATH", TinyImageNet),
+    "npz": (":PATH", NpzShard),
+    "wds": (":PATTERN", WebShards),
+    "hf": (":NAME", open_hugging_face),
+    "timm": (":NAME[:ROOT]", open_timm),
 }
-ACCEPTED = ", ".join(f"{name}:{rest}" if rest else name for name, (rest, _) in DATASETS.items())
+ACCEPTED = ", ".join(name + rest for name, (rest, _) in DATASETS.items())
 
 
 def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDataset:
     """Open a data set by its name and, after a colon, its path.
 
     Args:
-        name: ``shapes``, ``folder:PATH``, ``imagenet:PATH``, ``imagenetv2:PATH``, ``tiny-imagenet:PATH``,
-            ``npz:PATH``, ``wds:PATTERN``, ``hf:NAME`` or ``timm:NAME[:ROOT]``.
+        name: ``shapes``, ``megapixel-digits[:PATH]`` with MNIST's folder, ``folder:PATH``, ``imagenet:PATH``,
+            ``imagenetv2:PATH``, ``tiny-imagenet:PATH``, ``npz:PATH``, ``wds:PATTERN``, ``hf:NAME`` or
+            ``timm:NAME[:ROOT]``.
         split: ``"train"`` or ``"val"``; for ``imagenetv2`` the variant. Without it, ``folder`` and ``imagenetv2`` open
             the folder itself, ``wds`` all shards, and the others their training split.
         options: for the class of the data set, such as ``size`` for :class:`Shapes` or ``max_pixels``.
@@ -41,7 +44,8 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
     """
     kind, colon, path = name.partition(":")
     rest, opener = DATASETS.get(kind, ("", None))
-    if opener is None or bool(rest) != bool(colon) or bool(colon) != bool(path):
+    possible = {"": (False,), ":": (True,), "[": (False, True)}[rest[:1]]
+    if opener is None or bool(colon) not in possible or bool(colon) != bool(path):
         raise ValueError(f"unknown data set {name!r}; accepted are {ACCEPTED}")
     if kind == "imagenetv2" and split is not None and split not in IMAGENET_V2:
         raise ValueError(f"the split of imagenetv2 must be one of {list(IMAGENET_V2)}, got {split!r}")

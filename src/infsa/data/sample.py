@@ -19,7 +19,7 @@ class Sample(NamedTuple):
     """
 
     image: Image.Image  # RGB
-    label: int
+    label: int | NDArray[np.uint8]  # its class, or the answers of all tasks, (C,)
     boxes: BoxArray  # (n, 4), possibly n = 0
     name: str
 
@@ -33,7 +33,7 @@ class ImageDataset(Protocol):
         'striped triangle'
     """
 
-    classes: list[str]
+    classes: list[str]  # of a data set with several tasks, the names of all outputs; it has ``tasks`` as well
 
     def __len__(self) -> int:
         """How many samples there are."""

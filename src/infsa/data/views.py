@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .sample import BoxArray, ImageDataset
 from .transforms import Transform
@@ -17,7 +19,7 @@ class Example(NamedTuple):
     """
 
     image: torch.Tensor  # (3, size, size), normalised
-    label: int
+    label: int | NDArray[np.uint8]
     boxes: BoxArray  # (n, 4) in pixels of the tensor
     name: str
 
@@ -32,7 +34,7 @@ class Batch(NamedTuple):
     """
 
     images: torch.Tensor  # (B, 3, size, size)
-    labels: torch.Tensor  # (B,) int64
+    labels: torch.Tensor  # (B,) int64, or (B, C) uint8: the answers of several tasks
     boxes: list[BoxArray]
     names: list[str]
 
@@ -86,4 +88,4 @@ def collate(examples: Sequence[Example]) -> Batch:
         >>> loader = DataLoader(views, batch_size=32, collate_fn=collate)
     """
     images, labels, boxes, names = zip(*examples, strict=True)
-    return Batch(torch.stack(images), torch.tensor(labels), list(boxes), list(names))
+    return Batch(torch.stack(images), torch.from_numpy(np.array(labels)), list(boxes), list(names))

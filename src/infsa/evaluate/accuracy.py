@@ -27,14 +27,19 @@ from ..data import (
 )
 from ..data.loading import Batches
 from ..data.skipping import left_out_note
+from ..data.tasks import Task, Tasks, single_task, tasks_of
 from ..models import InfViT
-from .maps import data_config
+from .maps import data_config, model_tasks
 from .matching import UNKNOWN, Match, match_model
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """What :func:`measure_accuracy` found; shares from 0 to 1.
+
+    With several tasks, ``top1`` is the mean of their shares of right answers, ``top5`` that of the right answer among
+    the five best and ``loss`` the sum of their losses. A task that may have several right classes is right where all of
+    them are.
 
     Example:
         >>> result.top1, result.per_class["goldfish"]
@@ -48,6 +53,7 @@ class Accuracy:
     classes: list[str]
     hits: list[int]  # per class, right at first guess
     counts: list[int]  # per class
+    tasks: dict[str, dict[str, float]] = field(default_factory=dict)  # of each task where there are several
     skipped: SkipLog = field(default_factory=SkipLog)  # images that could not be read
     confusion: list[list[int]] = field(default_factory=list)  # images of each class taken for each, if asked for
     notes: list[str] = field(default_factory=list)  # about the data: classes that do not match, files left out
@@ -80,6 +86,7 @@ class Accuracy:
             "loss": self.loss,
             "mean_per_class": statistics.fmean([share for share in self.per_class.values() if share is not None]),
             "per_class": self.per_class,
+            **({"tasks": self.tasks} if self.tasks else {}),
             "skipped": self.skipped.names,
             "notes": self.notes,
         }
@@ -114,6 +121,7 @@ def measure_accuracy(
     rounds: int | None = None,
     blank: Tensor | None = None,
     confusion: bool = False,
+    tasks: Tasks | None = None,
 ) -> Accuracy:
     """Top-1, top-5, cross entropy and per-class accuracy of a model over batches that start with images and labels.
 
@@ -121,14 +129,15 @@ def measure_accuracy(
     then the number of forward passes that each must make (sharded models need equal numbers), the missing ones being
     made on the last images again, or on ``blank`` if there were none; these do not count. Where batches bring names, a
     name counts once: the stand-in of an image that could not be read does not. ``confusion`` also counts what is taken
-    for what.
+    for what. With several ``tasks``, ``classes`` are the names of all outputs and labels are rows of answers.
 
     Example:
         >>> result = measure_accuracy(model.eval(), loader, dataset.classes)
         >>> result.top1
     """
-    count = len(classes)
-    sums = torch.zeros(2 * count + 2, dtype=torch.float64, device=device)  # hits, images, top-5 hits, loss
+    count, tasks = len(classes), tasks or single_task(classes)
+    parts = [count, count, len(tasks), len(tasks), 2]  # hits and images of a class, right and top-5 of a task, the rest
+    sums = torch.zeros(sum(parts), dtype=torch.float64, device=device)
     table = torch.zeros(count * count if confusion else 0, dtype=torch.int64, device=device)
     done, seen = 0, set[str]()
     for images, labels, *rest in batches:
@@ -140,9 +149,9 @@ def measure_accuracy(
         if not all(first):
             chosen = torch.tensor(first, device=device)
             logits, labels = logits[chosen], labels[chosen]
-        sums += _sums(logits, labels, count)
+        sums += _sums(logits, labels, tasks)
         if confusion:
-            table += torch.bincount(labels * count + logits.argmax(-1), minlength=count * count)
+            table += _confusion(logits, labels, tasks)
         done += 1
     if blank is not None:
         for _ in range((rounds or 0) - done):
@@ -150,28 +159,53 @@ def measure_accuracy(
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
         dist.all_reduce(table)
-    hits, counts, rest = sums.split([count, count, 2])
-    images = int(counts.sum())
+    hits, counts, right, further, rest = sums.split(parts)
+    loss, images = rest.tolist()
     if not images:
         raise ValueError("there are no images to evaluate")
-    top5, loss = (rest / images).tolist()
-    top1 = float(hits.sum() / images)
+    shares = (torch.stack([right, further], 1) / images).tolist()
+    found = {task.name: dict(zip(_measures(task), pair, strict=True)) for task, pair in zip(tasks, shares, strict=True)}
+    top1, top5 = (statistics.fmean(column) for column in zip(*shares, strict=True))
     hits_and_counts = hits.long().tolist(), counts.long().tolist()
     rows = table.view(count, count).tolist() if confusion else []
-    return Accuracy(images, top1, top5, loss, list(classes), *hits_and_counts, confusion=rows)
+    several = found if len(tasks) > 1 else {}
+    return Accuracy(int(images), top1, top5, loss / images, list(classes), *hits_and_counts, several, confusion=rows)
 
 
-def _sums(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    if logits.shape[-1] != classes:
-        raise ValueError(f"the model has {logits.shape[-1]} classes, the data set {classes}")
-    logits = logits.float()
-    best = logits.topk(min(5, classes), -1).indices
-    right = best[:, 0] == labels
-    first = torch.bincount(labels[right], minlength=classes)
-    seen = torch.bincount(labels, minlength=classes)
-    top5 = (best == labels[:, None]).any(-1).sum()
-    loss = F.cross_entropy(logits, labels, reduction="sum")
-    return torch.cat([first.double(), seen.double(), torch.stack([top5.double(), loss.double()])])
+def _measures(task: Task) -> tuple[str, str]:
+    """What is measured of a task: all of it right, and the right class among the five best or each bit by itself."""
+    return ("top1", "bits") if task.multilabel else ("top1", "top5")
+
+
+def _sums(logits: Tensor, labels: Tensor, tasks: Tasks) -> Tensor:
+    """Hits and images of every class, right answers and the second measure of every task, loss, images."""
+    if logits.shape[-1] != tasks.outputs:
+        raise ValueError(f"the model has {logits.shape[-1]} classes, the data set {tasks.outputs}")
+    logits, targets = logits.float(), tasks.targets(labels)
+    hits, further = [], []
+    for task, own, wanted in zip(tasks, tasks.split(logits), tasks.split(targets), strict=True):
+        best = own.topk(min(5, own.shape[-1]), -1).indices
+        first = own > 0 if task.multilabel else F.one_hot(best[:, 0], own.shape[-1]).bool()
+        hits.append((wanted.bool() & first).sum(0))
+        second = (first == wanted.bool()).double().mean(-1) if task.multilabel else wanted.gather(1, best).sum(-1)
+        further.append(second.sum())
+    right = tasks.hits(logits, targets).sum(0)
+    loss = tasks.loss(logits, targets).double() * len(logits) if len(logits) else logits.new_zeros(())
+    rest = [torch.stack(further), loss[None], loss.new_full((1,), len(logits))]
+    return torch.cat([part.double() for part in (*hits, targets.sum(0), right, *rest)])
+
+
+def _confusion(logits: Tensor, labels: Tensor, tasks: Tasks) -> Tensor:
+    """How many images of each class are taken for each other class of its task, flat; none where several are right."""
+    table = torch.zeros(tasks.outputs, tasks.outputs, dtype=torch.int64, device=logits.device)
+    place = 0
+    for task, own, wanted in zip(tasks, tasks.split(logits), tasks.split(tasks.targets(labels)), strict=True):
+        count = len(task.classes)
+        if not task.multilabel:
+            pairs = torch.bincount(wanted.argmax(-1) * count + own.argmax(-1), minlength=count * count)
+            table[place : place + count, place : place + count] = pairs.view(count, count)
+        place += count
+    return table.flatten()
 
 
 def evaluate_model(
@@ -182,29 +216,34 @@ def evaluate_model(
     crop_pct: float | None = None,
     batch_size: int = 128,
     workers: int = 0,
+    data_options: dict[str, Any] | None = None,
     progress: Callable[[Any], Iterable[Any]] = iter,
     choose: Callable[[ImageDataset], ImageDataset] = lambda dataset: dataset,
 ) -> Accuracy:
     """Accuracy of a loaded model on a data set by name, at the model's own size, colours and cropping.
 
-    The classes of the data are found among the model's by name; ``choose`` may take a part of the images.
+    The classes of the data are found among the model's by name; ``choose`` may take a part of the images. Several tasks
+    must be those that the model was trained for.
 
     Example:
         >>> evaluate_model(load_model("runs/photos/model"), "folder:photos", "val").top1
     """
     config = data_config(model)
-    options: dict[str, Any] = {"size": config["input_size"][-1]} if data == "shapes" else {}
-    if data == "shapes":
-        options["classes"] = model.num_classes
+    side = config["input_size"][-1]
+    drawn = {"shapes": {"size": side, "classes": model.num_classes}, "megapixel-digits": {"side": side}}
+    options: dict[str, Any] = drawn.get(data.partition(":")[0], {}) | (data_options or {})
     with tempfile.TemporaryDirectory() as folder:  # where the reading processes note what they cannot read
         log = SkipLog(Path(folder) / "skipped.jsonl")
-        if data != "shapes":
+        if data.partition(":")[0] not in drawn:
             options["skipped"] = log
         dataset = open_dataset(data, split, **options)
         left_out = left_out_note(dataset)
+        if len(tasks := tasks_of(dataset)) > 1 and tasks != model_tasks(model):
+            asked = " and ".join(str([task.name for task in known]) for known in (model_tasks(model), tasks))
+            raise ValueError(f"the tasks of the model and of {data} differ: {asked}")
         match = match_model(model, dataset.classes)
         dataset = _known(choose(dataset), match)
-        found = _evaluated(model, dataset, match, config, crop_pct, batch_size, workers, progress)
+        found = _evaluated(model, dataset, match, tasks, config, crop_pct, batch_size, workers, progress)
         notes = [*match.notes, *([left_out] if left_out else [])]
         return replace(found, skipped=SkipLog.read(Path(folder) / "skipped.jsonl"), notes=notes)
 
@@ -223,6 +262,7 @@ def _evaluated(
     model: InfViT,
     dataset: ImageDataset,
     match: Match,
+    tasks: Tasks,
     config: dict[str, Any],
     crop_pct: float | None,
     batch_size: int,
@@ -234,5 +274,6 @@ def _evaluated(
     loader = validation_loader(dataset, transform, batch_size, workers)
     device = next(model.parameters()).device
     labels = torch.from_numpy(match.labels)
-    batches = ((images, labels[own], *rest) for images, own, *rest in progress(loader))
-    return measure_accuracy(model.eval(), batches, match.classes, device, confusion=True)
+    several = tasks if len(tasks) > 1 else None
+    batches = ((images, own if several else labels[own], *rest) for images, own, *rest in progress(loader))
+    return measure_accuracy(model.eval(), batches, match.classes, device, confusion=True, tasks=several)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data import ValTransform, keyed_generator, transform_for
+from ..data.tasks import Tasks, read_tasks
 from ..data.transforms import RESAMPLING, normalised, normalised_values
 from ..machine import available, show_bytes
 from ..models import InfViT
@@ -41,17 +43,31 @@ def class_names(model: InfViT) -> list[str]:
     return [f"class {index}" for index in range(model.num_classes)]
 
 
+def model_tasks(model: InfViT) -> Tasks:
+    """The tasks that a model was trained for, saved with its weights; one if it says nothing of any.
+
+    Example:
+        >>> [task.name for task in model_tasks(infsa.create_model("vit_tiny"))]
+        ['class']
+    """
+    return read_tasks(getattr(model, "pretrained_cfg", {}).get("tasks"), class_names(model))
+
+
 def likeliest(model: InfViT, logits: Tensor, count: int = 5) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each image with their probabilities, from logits (B, classes).
+    """The likeliest classes of each image and task with their probabilities, from logits (B, classes).
 
     Example:
         >>> likeliest(infsa.create_model("vit_tiny", num_classes=2), torch.tensor([[0.0, 0.0]]), count=1)
         [[('class 0', 0.5)]]
     """
-    names = class_names(model)
-    values, places = logits.float().softmax(-1).topk(min(count, len(names)))
-    rows = zip(places.tolist(), values.tolist(), strict=True)
-    return [[(names[place], value) for place, value in zip(*row, strict=True)] for row in rows]
+    tasks, names = model_tasks(model), iter(class_names(model))
+    found: list[list[tuple[str, float]]] = [[] for _ in logits]
+    for own in tasks.split(tasks.probabilities(logits)):
+        labels = list(islice(names, own.shape[-1]))
+        values, places = own.topk(min(count, len(labels)))
+        for row, where, chances in zip(found, places.tolist(), values.tolist(), strict=True):
+            row += [(labels[place], chance) for place, chance in zip(where, chances, strict=True)]
+    return found
 
 
 def data_config(model: InfViT) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data import UnreadableImage, decode
 from ..models import InfViT
 from ..models.maps import Reading, logits_and_maps
-from .maps import MAX_WEIGHTS, ONE_ROW, View, likeliest, uncounted, weight_bytes
+from .maps import MAX_WEIGHTS, ONE_ROW, View, likeliest, model_tasks, uncounted, weight_bytes
 
 SHOWN = 1024  # longest side of the picture that a map is laid over
 READING = 8  # images of their own size that are held at once
@@ -48,7 +48,7 @@ def predict_files(
         model: in eval mode.
         files: images of any kind that Pillow reads.
         resolution: see :class:`View`.
-        top_k: how many classes.
+        top_k: how many classes, of every task.
         batch_size: images of the model's own size at a time; fewer where they are larger.
         maps: whether to compute maps as well.
         workers: threads that read images.
@@ -70,6 +70,11 @@ def predict_files(
 
 
 Read = tuple[Tensor, Image.Image | None]
+
+
+def answer_count(model: InfViT, top_k: int) -> int:
+    """How many classes :func:`predict_files` names for an image."""
+    return sum(min(top_k, len(task.classes)) for task in model_tasks(model))
 
 
 def _read(file: Path, view: View, maps: bool) -> Read | str:

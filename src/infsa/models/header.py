@@ -73,6 +73,13 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, str) and not any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value)
 
 
+def _is_task(value: Any) -> bool:
+    """Whether a value is what :meth:`infsa.data.Tasks.as_list` writes of a task."""
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    return _is_label(value[0]) and whole(1, 1 << 20).fits(value[1]) and type(value[2]) is bool
+
+
 NONE = one_of(None)
 FLAG = one_of(True, False)
 RATE = Rule("a number from 0 to below 1", lambda value: type(value) in (int, float) and 0 <= value < 1)
@@ -140,6 +147,7 @@ ARGUMENTS = {  # of InfViT
 
 DATA = {  # of timm's data configuration: what weights know of the images they were trained on
     "label_names": either(LABELS, NONE),
+    "tasks": some(Rule("a task: its name, its number of classes, whether several may be right", _is_task), 0, 1 << 10),
     "mean": some(number(-1e6, 1e6), 1, 1 << 12),
     "std": some(number(1e-12, 1e6), 1, 1 << 12),
     "crop_pct": number(1e-2, 1e2),

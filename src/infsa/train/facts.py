@@ -26,12 +26,15 @@ def training_facts(
     ]
     counts = f", {images[0]:,} training and {images[1]:,} validation images" if images else ""
     data = short(recipe.data) + (f", validated on {short(recipe.val_data)}" if recipe.val_data else "")
+    shares = {"top-1, top-5": f"{last['top1']:.1%}, {last['top5']:.1%}"}
+    if "tasks" in last:
+        shares = {"right answers": ", ".join(f"{name} {own['top1']:.1%}" for name, own in last["tasks"].items())}
     return {
         "data": f"{data}: {classes} classes{counts}",
         "started from": short(recipe.init) if recipe.init else "random weights",
         "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size}, {recipe.optimizer}, lr {recipe.lr:g}, seed "
         f"{recipe.seed}" + "".join(f", {field}" for field in fields),
-        "top-1, top-5": f"{last['top1']:.1%}, {last['top5']:.1%} after epoch {last['epoch']:.0f}".replace("%", " %"),
+        **{name: f"{text} after epoch {last['epoch']:.0f}".replace("%", " %") for name, text in shares.items()},
         "validation loss": f"{last['val_loss']:.3f}",
     }
 

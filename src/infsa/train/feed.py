@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..data import ImageDataset, Part, SkipLog, SkippingDataset, TrainTransform, ValTransform, hold_out, open_dataset
+from ..data.drawn import DrawnDataset, DrawnViews
 from ..data.folders import without_splits
 from ..data.loading import Batches
 from ..data.order import Order
@@ -58,6 +59,7 @@ def with_val_share(recipe: Recipe) -> Recipe:
 def notes_on_data(train: ImageDataset, val: ImageDataset, recipe: Recipe) -> list[str]:
     """What to say about the images of a run before it starts: what was left out, what is held out."""
     notes = [note for dataset in (train, val) if (note := left_out_note(dataset))]
+    notes += [note] if (note := getattr(train, "note", "")) else []
     if recipe.val_share:
         both = len(train) + len(val)
         notes.append(
@@ -98,18 +100,19 @@ def skip_log(logs: Path, split: str) -> Path:
 
 def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str, Any]:
     """What the run itself tells a data set."""
-    if data == "shapes":
-        return {} if "size" in recipe.data_options else {"size": recipe.size}
+    side = {"shapes": "size", "megapixel-digits": "side"}.get(data.partition(":")[0])  # of what is drawn
+    if side is not None:
+        return {} if side in recipe.data_options else {side: recipe.size}
     return {} if logs is None or "skipped" in recipe.data_options else {"skipped": SkipLog(skip_log(logs, split))}
 
 
-class KeyedViews(Dataset[tuple[Tensor, int]]):
+class KeyedViews(Dataset[tuple[Tensor, Any]]):
     """Training views by (epoch, index), so that one stream of batches runs through all epochs."""
 
     def __init__(self, dataset: ImageDataset, transform: TrainTransform) -> None:
         self.dataset, self.transform = dataset, transform
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Any]:
         epoch, index = key
         sample = self.dataset[index]
         image, _ = self.transform(sample.image, sample.boxes, epoch=epoch, index=index)
@@ -133,7 +136,7 @@ class Keys:
 class ResidentStream:
     """The same stream from images that lie on the device."""
 
-    def __init__(self, views: ResidentViews, order: Order, start: int, end: int) -> None:
+    def __init__(self, views: ResidentViews | DrawnViews, order: Order, start: int, end: int) -> None:
         self.views, self.order, self.start, self.end = views, order, start, end
 
     def __len__(self) -> int:
@@ -170,12 +173,18 @@ class Feed:
             **colours,
         }
         self.recipe, self.order, self.device = recipe, order, device
-        self.resident: ResidentViews | None = None
+        self.resident: ResidentViews | DrawnViews | None = None
         resample = {"interpolation": recipe.interpolation, **colours}
         transform = ValTransform(recipe.size, crop_pct=recipe.size / recipe.val_resize, **resample)
         workers = recipe.workers
-        self.val: Iterable[Any] = validation_loader(val, transform, 128, workers, order.rank, order.world)
-        if recipe.loader == "resident":
+        self.blank = torch.zeros(1, 3, recipe.size, recipe.size)
+        longest, at_once = -(-len(val) // order.world), 128
+        self.val: Iterable[Any] = validation_loader(val, transform, at_once, workers, order.rank, order.world)
+        if isinstance(train, DrawnDataset) and isinstance(val, DrawnDataset):
+            at_once = recipe.batch_size // (order.world * order.accumulate)
+            self.resident, seen = (DrawnViews(own, recipe.size, device=device, **colours) for own in (train, val))
+            self.val = seen.batches(at_once, order.rank, order.world)
+        elif recipe.loader == "resident":
 
             def tell(done: int) -> None:
                 if watch is not None:
@@ -186,9 +195,7 @@ class Feed:
             self.val = [(batch[0].to(device), batch[1].to(device)) for batch in self.val]
         else:
             self.views = KeyedViews(train, TrainTransform(recipe.size, randaugment=recipe.randaugment, **views))
-        self.blank = torch.zeros(1, 3, recipe.size, recipe.size)
-        longest = -(-len(val) // order.world)
-        self.rounds = -(-longest // 128)  # forward passes of the rank with most images
+        self.rounds = -(-longest // at_once)  # forward passes of the rank with most images
 
     def training(self, start: int, end: int) -> "Batches | ResidentStream":
         """This process's parts from step ``start`` up to ``end``."""

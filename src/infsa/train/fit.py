@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from ..data import Part, SkipLog
 from ..data.order import Order
 from ..data.parts import fingerprint
+from ..data.tasks import Tasks, tasks_of
 from ..evaluate.held_out import HELD_OUT_FILE
 from ..files import write_json
 from ..models import save_weights
@@ -106,13 +107,14 @@ def train(
             tell(note)
     recipe.check_batches(len(train_set), world)
     per_epoch = len(train_set) // recipe.batch_size
+    tasks = tasks_of(train_set)
     data = {"train": fingerprint(train_set), "val": fingerprint(val_set)}
     if saved is not None:
         saved = on_same_data(saved, data, per_epoch, out, accept_new_data, recipe.keep, tell)
         tell_longer(recipe, saved[1], per_epoch, tell)
     start, total = saved[1]["step"] if saved else 0, recipe.epochs * per_epoch
     try:
-        module = Classifier(recipe, train_set.classes, per_epoch, fresh=saved is None)
+        module = Classifier(recipe, train_set.classes, per_epoch, fresh=saved is None, tasks=tasks)
     except TypeError as error:
         raise ValueError(f"model_options do not fit {recipe.model}: {error}") from error
     for note in module.notes:
@@ -128,7 +130,7 @@ def train(
                 write_json(held_out_record(recipe, val_set), out / HELD_OUT_FILE)
         told = watch if trainer.is_global_zero else None
         feed = Feed(recipe, train_set, val_set, module.model, order, trainer.strategy.root_device, told)
-        record = Record(out, feed, train_set.classes, total, saved, told, {"data": data, "per_epoch": per_epoch})
+        record = Record(out, feed, tasks, total, saved, told, {"data": data, "per_epoch": per_epoch})
         saved = None  # the record alone holds it, and lets go of it
         trainer.callbacks.append(record)  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
         if start < total:
@@ -140,7 +142,7 @@ def train(
     result = {}
     if trainer.is_global_zero and not record.stopped:
         sizes = len(train_set), len(val_set)
-        result = export(recipe, out, train_set.classes, trainer.strategy.root_device, sizes)
+        result = export(recipe, out, tasks, trainer.strategy.root_device, sizes)
     trainer.strategy.barrier()  # the others may read what was exported
     atexit.register(leave)
     return Run(out, result, record.stopped, notes, trainer.is_global_zero, record.signal)
@@ -216,17 +218,17 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def export(
-    recipe: Recipe, out: Path, classes: list[str], device: torch.device, images: tuple[int, int] | None = None
+    recipe: Recipe, out: Path, tasks: Tasks, device: torch.device, images: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Write the model and the result of a finished run from its last checkpoint; ``images`` are for the model card."""
     _, tensors, facts, _ = newest_checkpoint(out / "checkpoints")
-    model = trained_model(recipe, classes, tensors)
-    save_weights(model, out / "model", training_facts(recipe, facts["history"], len(classes), images))
+    model, last = trained_model(recipe, tasks, tensors), facts["history"][-1]
+    save_weights(model, out / "model", training_facts(recipe, facts["history"], tasks.outputs, images))
     result = {
-        **{name: facts["history"][-1][name] for name in ("top1", "top5", "val_loss")},
+        **{name: last[name] for name in ("top1", "top5", "val_loss", "tasks") if name in last},
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": facts["seconds"],
-        "classes": classes,
+        "classes": tasks.names,
         "best": {name: best_of(facts["history"])[name] for name in ("epoch", "top1")},
         "history": facts["history"],
         "recipe": recipe.as_dict(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .recipe import Recipe
+from .recipe import ANSWERS_OF_PLACE, DRAWN, Recipe
 
 STEPS = 4  # at least so many in an epoch, where the batch has to shrink
 
@@ -33,6 +33,8 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
         change("val_resize", resize, f"in proportion to the size {recipe.size}")
     if recipe.warmup_epochs >= recipe.epochs > 0:
         change("warmup_epochs", recipe.epochs / 10, "a tenth of the epochs")
+    for name, value in DRAWN.items() if recipe.data.partition(":")[0] in ANSWERS_OF_PLACE else ():
+        change(name, value, "its images are drawn on the device, and their answers hang on places")
     if recipe.loader == "resident":
         hue = len(recipe.jitter) > 3 and recipe.jitter[3] > 0
         reasons = {"hue jitter": hue, "RandAugment": recipe.randaugment > 0}

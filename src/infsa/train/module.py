@@ -9,9 +9,9 @@ import timm
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..data.mixing import mix_pairs
+from ..data.tasks import Tasks, single_task
 from ..models.infvit import InfViT
 from ..models.weights import describe_data
 from .init import load_start
@@ -28,10 +28,17 @@ class Classifier(L.LightningModule):
     pass (stochastic depth) are seeded by (seed, step, part, rank), so a restart needs no generator state.
     """
 
-    def __init__(self, recipe: Recipe, classes: int | Sequence[str], steps_per_epoch: int, fresh: bool = True) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        classes: int | Sequence[str],
+        steps_per_epoch: int,
+        fresh: bool = True,
+        tasks: Tasks | None = None,
+    ) -> None:
         super().__init__()
         self.recipe, self.steps_per_epoch = recipe, steps_per_epoch
-        self.classes = classes if isinstance(classes, int) else len(classes)
+        self.tasks = tasks or single_task([str(i) for i in range(classes)] if isinstance(classes, int) else classes)
         self.notes: list[str] = []  # what became of the weights that it starts from
         self.step = 0
         self.parts = 0  # of the batch of this step, already seen
@@ -81,16 +88,16 @@ class Classifier(L.LightningModule):
         torch.manual_seed((self.recipe.seed * STEP_SEED + place) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Cross entropy with smoothed and mixed targets."""
+        """The loss of all tasks, with smoothed and mixed targets."""
         recipe = self.recipe
         images, labels = batch[0], batch[1]
-        targets = smoothed(labels, self.classes, recipe.label_smoothing)
+        targets = self.tasks.targets(labels, recipe.label_smoothing)
         if recipe.mixup or recipe.cutmix:
             world = self.trainer.world_size
             share = (self.parts * world + self.global_rank, recipe.accumulate * world)
             strengths: dict[str, float] = {"mixup": recipe.mixup, "cutmix": recipe.cutmix, "prob": recipe.mix_prob}
             images, targets = mix_pairs(images, targets, key=(recipe.seed, self.step), share=share, **strengths)
-        loss = F.cross_entropy(self(images).float(), targets)
+        loss = self.tasks.loss(self(images), targets)
         self.last_loss = loss.detach()
         return loss
 

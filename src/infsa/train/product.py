@@ -4,19 +4,20 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from ..data.tasks import Tasks
 from ..models.infvit import InfViT
 from ..models.weights import describe_data
 from .module import build_model
 from .recipe import Recipe
 
 
-def trained_model(recipe: Recipe, classes: list[str], tensors: Mapping[str, Tensor]) -> InfViT:
+def trained_model(recipe: Recipe, tasks: Tasks, tensors: Mapping[str, Tensor]) -> InfViT:
     """The model of a run, with the average of the weights where the run keeps one."""
-    model = build_model(recipe, len(classes), fresh=False)
+    model = build_model(recipe, tasks.outputs, fresh=False)
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
     model.load_state_dict(state)
-    describe_data(
-        model, label_names=classes, crop_pct=recipe.size / recipe.val_resize, interpolation=recipe.interpolation
-    )
+    view = {"crop_pct": recipe.size / recipe.val_resize, "interpolation": recipe.interpolation}
+    several = {"tasks": tasks.as_list()} if len(tasks) > 1 else {}
+    describe_data(model, label_names=tasks.names, **view, **several)
     return model

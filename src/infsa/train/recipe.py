@@ -169,6 +169,9 @@ class Recipe:
             raise ValueError(f"warmup_epochs must be fewer than the {self.epochs} epochs, got {self.warmup_epochs}")
         if self.strategy == "fsdp" and self.precision == "16-mixed":
             raise ValueError("strategy='fsdp' runs in '32-true' or 'bf16-mixed', not in '16-mixed'")
+        for name, value in DRAWN.items() if _kind(self.data) in ANSWERS_OF_PLACE else ():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} must be {value!r} with data {self.data!r}, got {getattr(self, name)!r}")
         if self.loader == "resident":
             self._check_resident()
 
@@ -220,6 +223,11 @@ LEAST = {
 RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
     "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10), "val_share": (0, 1),
+}  # fmt: skip
+ANSWERS_OF_PLACE = ("megapixel-digits",)  # data sets, drawn on the device, whose answers a crop or a mirror changes
+DRAWN: dict[str, Any] = {
+    "loader": "resident", "crop_min": 1.0, "flip": 0.0, "jitter": (0.0, 0.0, 0.0), "erase": 0.0, "cutmix": 0.0,
+    "val_share": 0.0,
 }  # fmt: skip
 UNSUPPORTED = ("adahessian", "bnb", "fused", "kron")  # second derivatives, further packages, lists as states
 CLOSED = {"mix_prob", "flip", "erase", "randaugment"}

@@ -15,6 +15,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.loading import STOP_SIGNALS
+from ..data.tasks import Tasks
 from ..evaluate.accuracy import measure_accuracy
 from ..files import write_atomically
 from ..models import save_weights
@@ -35,7 +36,7 @@ class Record(L.Callback):
     Args:
         out: the run's folder.
         feed: for validation.
-        classes: names, in the order of the labels.
+        tasks: what is asked about an image, with the names of the classes in the order of the outputs.
         total: optimiser steps of the whole run.
         saved: tensors and facts of the checkpoint to go on from.
         watch: called on rank 0 with every line of the log, after a first one that gives the total of steps, and in
@@ -47,13 +48,13 @@ class Record(L.Callback):
         self,
         out: Path,
         feed: Feed,
-        classes: list[str],
+        tasks: Tasks,
         total: int,
         saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
         watch: Watcher | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        self.out, self.feed, self.classes, self.total = out, feed, classes, total
+        self.out, self.feed, self.tasks, self.total = out, feed, tasks, total
         self.saved, self.watch, self.facts = saved, watch, facts or {}
         self.history: list[dict[str, Any]] = []  # one entry per validation
         self.stopped = False  # by a signal
@@ -157,16 +158,16 @@ class Record(L.Callback):
 
     def _validate(self, trainer: L.Trainer, module: Classifier) -> None:
         with evaluating(trainer, module):
-            feed = self.feed
-            found = measure_accuracy(
-                module.model, self._counted(feed.val), self.classes, module.device, rounds=feed.rounds, blank=feed.blank
-            )
+            shared: dict[str, Any] = {"rounds": self.feed.rounds, "blank": self.feed.blank, "tasks": self.tasks}
+            batches = self._counted(self.feed.val)
+            found = measure_accuracy(module.model, batches, self.tasks.names, module.device, **shared)
         row = {
             "step": module.step,
             "epoch": module.epoch,
             "top1": found.top1,
             "top5": found.top5,
             "val_loss": found.loss,
+            **({"tasks": found.tasks} if found.tasks else {}),
         }
         self.history.append(row)
         self._write(trainer, "val", row)
@@ -193,7 +194,7 @@ class Record(L.Callback):
             tensors |= {f"average.{name}": whole(value) for name, value in module.average.values.items()}
         if trainer.is_global_zero:
             cpu = {name: value.cpu() for name, value in tensors.items()}
-            save_weights(trained_model(module.recipe, self.classes, cpu), self.out / "checkpoints" / "best")
+            save_weights(trained_model(module.recipe, self.tasks, cpu), self.out / "checkpoints" / "best")
         trainer.strategy.barrier()
 
     def _write(self, trainer: L.Trainer, kind: str, row: dict[str, Any]) -> None:
@@ -202,8 +203,9 @@ class Record(L.Callback):
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
             log.write(json.dumps({"kind": kind, **row}) + "\n")
         assert self._writer is not None
-        for name, value in row.items():
-            if name != "step":
+        further = {f"{task}_{name}": share for task, own in row.get("tasks", {}).items() for name, share in own.items()}
+        for name, value in (row | further).items():
+            if name not in ("step", "tasks"):
                 self._writer.add_scalar(f"{kind}/{name}", value, row["step"])
         if self.watch is not None:
             self.watch({"kind": kind, **row})
