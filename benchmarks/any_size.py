@@ -4,9 +4,9 @@
     python benchmarks/any_size.py --tiny --out tiny.json      # anywhere: a small model, times that mean nothing
 
 Linear InfViT-4L of width 1024, 64 heads, bfloat16. 24 sizes between 1 and 85 megapixels come in random order, three
-rounds; every call is timed by itself until the GPU is done. Beside it, the median of repeated calls of a model that
-never sees another size. Then: memory over 200 further sizes, one size in 8 bits and not, and how long a new process
-takes to its first result, with and without the kernels on disk.
+rounds; every call has a new image and is timed by itself until the GPU is done. Beside it, the median of repeated
+calls of a model that never sees another size. Then: memory over 200 further sizes, one size in 8 bits and not, and how
+long a new process takes to its first result, with and without the kernels on disk.
 """
 
 import json
@@ -82,7 +82,7 @@ def rounds(model, chosen, repeats):
     for h, w in chosen:
         images, alone, row = drawn((h, w)), fast(model), rows[f"{h}x{w}"]
         found = alone(images)
-        row["alone_s"] = sorted(timed(alone, images)[1] for _ in range(repeats))[repeats // 2]
+        row["alone_s"] = sorted(timed(alone, drawn((h, w)))[1] for _ in range(repeats))[repeats // 2]
         row["distance"] = distance(found.double(), model(images).double())
         row["ratio"] = sorted(row["calls_s"][1:])[0] / row["alone_s"]
         row["second_ratio"] = row["calls_s"][1] / row["alone_s"]

@@ -34,8 +34,10 @@ from infsa.models import save_weights
 
 ROOT = Path(__file__).parents[1]
 MODEL, BATCH, SEED = "infvit_linear_tiny", 32, 0
-MARKS = "<!-- table cohort -->\n", "<!-- end -->\n"
 MIXED = 40  # sizes
+SLIDES, SIDE, GPUS = 10_000, 50_000, 8
+PASSES = {"spill": 1, "recompute": 8}  # over the pixels: two per layer unless tokens are kept
+PATCH, WIDTH = 16, 1024  # of infvit_linear_4l64h_patch16_224
 MANY = 4  # times as many images for workers, who need several units each
 
 
@@ -46,9 +48,15 @@ def main() -> None:
     print(table(result))
     Path(options.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if options.document:
-        page = Path(options.document)
-        before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-        page.write_text(before + MARKS[0] + table(result) + MARKS[1] + rest.partition(MARKS[1])[2], encoding="utf-8")
+        write_tables(Path(options.document), {"cohort": table(result), "slides": slides()})
+
+
+def write_tables(page: Path, tables: dict[str, str]) -> None:
+    """Put tables between their marks."""
+    for name, text in tables.items():
+        start, end = f"<!-- table {name} -->\n", "<!-- end -->\n"
+        before, _, rest = page.read_text(encoding="utf-8").partition(start)
+        page.write_text(before + start + text + end + rest.partition(end)[2], encoding="utf-8")
 
 
 def arguments() -> argparse.Namespace:
@@ -177,6 +185,25 @@ def table(result: dict[str, Any]) -> str:
     what = f"{count} JPEGs of {config['side']} px, or of {config['sizes']} sizes around it"
     lines += ["", f"`{config['model']}` on {config['device']}, {what}; {where}.", ""]
     return "\n".join(lines)
+
+
+def slides() -> str:
+    """A cohort of slides on several GPUs by arithmetic from streaming-gpu.json, as Markdown."""
+    measured = json.loads((ROOT / "benchmarks" / "results" / "streaming-gpu.json").read_text(encoding="utf-8"))["gpu"]
+    size = SIDE**2 / 1e6
+    lines = [
+        "| strategy | seconds per megapixel | a slide | all slides | megapixels/s to decode per GPU | waiting tokens |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in measured["rows"]:
+        if row["dtype"] == "torch.bfloat16" and row["run"] in PASSES:
+            rate, reads = row["seconds_per_megapixel"], PASSES[row["run"]]
+            kept = size * 1e6 / PATCH**2 * WIDTH * 2 / 1e9 if row["run"] == "spill" else 0
+            hours = rate * size * SLIDES / GPUS / 3600
+            cells = [row["run"], f"{rate:.5f}", f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f}"]
+            lines.append(f"| {' | '.join([*cells, f'{kept:.0f} GB'])} |")
+    what = f"{SLIDES:,} slides of {SIDE:,} × {SIDE:,} pixels ({size:,.0f} megapixels) on {GPUS} GPUs"
+    return "\n".join([*lines, "", f"{what}; `{measured['model']}` in bfloat16, measured on one NVIDIA H200.", ""])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from pathlib import Path
 
 from pages.kernel_tables import (
     bar_table,
+    eager_table,
     kernel_table,
     linear_table,
     memory_table,
     model_table,
+    pure_table,
     short_table,
 )
 from pages.marks import write_tables
@@ -120,6 +122,8 @@ TABLES = {
     "docs/choosing.md": {"facts": facts_table, "speed": speed_table},
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
+        "pure": lambda: pure_table(measured("pure-h200")),
+        "eager": lambda: eager_table(measured("pure-h200")),
         "linear": lambda: linear_table(measured("linear-choice-h200")),
         "memory": lambda: memory_table(measured("kernels-growth-h200")),
         "short": lambda: short_table(measured("kernels-growth-h200")),

@@ -1,7 +1,7 @@
 """Does it learn at high resolution? Train one small model with several mechanisms on megapixel digits.
 
     python benchmarks/high_resolution.py train linear softmax --mnist MNIST --out runs/hr --seconds 240
-    python benchmarks/high_resolution.py collect runs/hr benchmarks/results/high-resolution.json
+    python benchmarks/high_resolution.py collect runs/hr benchmarks/results/high-resolution-h200.json
     python benchmarks/high_resolution.py document                 # figure and tables of docs/high-resolution.md
 
 Every run has the same stem, width, depth and GPU seconds: the speed of its first steps decides how many epochs fit, and
@@ -11,8 +11,10 @@ places in every epoch. Each run writes NAME.json and its model, the folder NAME,
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +23,34 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from infsa.report.documents import write_tables
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from pages.marks import write_tables
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from infsa.bench.energy import find_meter, open_gpu
+from infsa.bench.memory import cap_memory
 from infsa.data.boxes import patch_coverage
 from infsa.data.megapixel import MegapixelDigits
 from infsa.data.order import Order
+from infsa.evaluate import load_model
 from infsa.files import read_json, write_json
 from infsa.models import InfViT, read_weights, save_weights
 from infsa.provenance import provenance
 from infsa.report.figures import BLUE, GREY, INK, ORANGE, RED
-from infsa.report.table import Rows, markdown
+from infsa.report.table import Table
+from infsa.streaming import stream_backward
 
 app = typer.Typer(add_completion=False)
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "high-resolution.json"
-LABELS = {"linear": "Linear-InfSA", "pure": "Pure InfSA", "softmax": "softmax", "mean": "mean (control)"}
-TRIAL = 30  # steps at the beginning of a stage, whose time decides how many epochs it has
+RESULTS = ROOT / "benchmarks" / "results" / "high-resolution-h200.json"
+LABELS = {
+    "linear": "Linear-InfSA", "pure": "Pure InfSA", "softmax": "softmax", "mean": "mean (control)", "agent": "Agent",
+    "flatten": "FLatten",
+}  # fmt: skip
+MARKS = 4  # times in a stage that accuracy is measured
+TRIAL = 20  # steps at the beginning of a stage, whose time decides how many epochs it has
 TOGETHER = 4  # steps whose images are made at once
 MAPPED = 32  # test images whose maps are judged
 
@@ -54,14 +63,17 @@ STAGES = (
 )  # side, noise, batch, share of the time
 
 
+STAGES_3000 = ((200, 4, 64, 0.22), (300, 10, 64, 0.31), (700, 24, 32, 0.08), (3000, 50, 8, 0.39))
+
+
 @dataclass(frozen=True)
 class Run:
     """What is trained, on images of which side, and how."""
 
     attention: str = "infsa_linear"
+    tested: int = 1000  # test images
     keep: bool = False  # whether the model is written, for others to start from
     beyond: tuple[tuple[int, int], ...] = ()  # further sides on which it is tested, and on how many images
-    least_top: float = 0.0  # a run that has less at the end of a stage before the last is given up
     stem: str = "conv"
     side: int = 1500
     shown: int = 0  # the model sees the image shrunk to this side; 0: as it is
@@ -82,7 +94,7 @@ class Run:
     mlp_ratio: float = 2.0
     gamma: float = 0.7
     pool: str = "avg"
-    waves: float = 2.0  # amplitude of the positions: smooth waves that stay as they are
+    waves: float = 3.0  # amplitude of the positions: smooth waves that stay as they are
     patch: int = 16
     mask: bool = False  # whether patches that are all black are hidden from the attention
     options: tuple[tuple[str, Any], ...] = ()  # of the mechanism
@@ -100,8 +112,10 @@ RUNS = {
     "softmax-patches": Run(attention="softmax", stem="patch"),
     "linear-224": Run(shown=224),
     "linear-512": Run(shown=512),
-    "linear-3000": Run(side=3000, start="linear", stages=((3000, 50, 4, 1.0),), lr=3e-4),
-    "linear-6000": Run(side=6000, start="linear-3000", stages=((6000, 50, 1, 1.0),), lr=2e-4),
+    "linear-3000": Run(
+        side=3000, start="linear", stages=((3000, 50, 8, 1.0),), lr=3e-4, tested=250, beyond=((6000, 48),)
+    ),
+    "softmax-3000": Run(attention="softmax", side=3000, stages=STAGES_3000, tested=250, beyond=((6000, 24),)),
 }
 
 
@@ -270,17 +284,21 @@ def rate_at(run: Run, done: float) -> float:
     return run.lr * (1 + math.cos(math.pi * min(1.0, max(0.0, done - run.flat) / (1 - run.flat)))) / 2
 
 
+def batched(parts: list[Any]) -> list[list[Any]]:
+    """Steps in groups whose images are made at once."""
+    return [parts[start : start + TOGETHER] for start in range(0, len(parts), TOGETHER)]
+
+
 def take_steps(
     step: Step, order: Order, first_epoch: int, before: float, share: float, start: int, end: int, total: int
 ) -> float:
     """Take steps ``start`` to ``end`` of the ``total`` of a stage that has a share of the run; returns the seconds."""
-    since = time.perf_counter()
-    parts = list(order.parts(start, end))
-    for place in range(0, len(parts), TOGETHER):
-        some = parts[place : place + TOGETHER]  # of one epoch
-        done = [before + share * (start + place + i) / total for i in range(len(some))]
-        indices = torch.from_numpy(np.concatenate([images for _, images in some])).to(step.device)
-        step(indices, first_epoch + some[0][0], [rate_at(step.run, x) for x in done])
+    since, place = time.perf_counter(), start
+    for epoch, group in itertools.groupby(order.parts(start, end), key=lambda part: part[0]):
+        for some in batched([images for _, images in group]):
+            rates = [rate_at(step.run, before + share * (place + i) / total) for i in range(len(some))]
+            step(torch.from_numpy(np.concatenate(some)).to(step.device), first_epoch + epoch, rates)
+            place += len(some)
     if step.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - since
@@ -290,10 +308,11 @@ def train_run(name: str, run: Run, mnist: str, out: Path, seconds: float, length
     """Train for so many seconds, stage by stage, and return everything that is reported."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
-    test = MegapixelDigits(mnist, "val", side=run.side, length=min(1000, length), seed=run.seed)
+    test = MegapixelDigits(mnist, "val", side=run.side, length=min(run.tested, length), seed=run.seed)
     model = build(run, device).train()
     if run.start:
-        model.load_state_dict(read_weights(out / run.start)[0])  # sin-cos positions are not among them
+        table, weights = model.pos_embed, read_weights(out / run.start)[0]
+        model.load_state_dict(weights | {"pos_embed": table})  # its waves span the larger grid
     step = Step(run, model, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -319,36 +338,35 @@ def train_run(name: str, run: Run, mnist: str, out: Path, seconds: float, length
         go(8, 10, guess)
         per_step = go(10, TRIAL, guess) / (TRIAL - 10)
         left = seconds * (before + share) - (time.perf_counter() - began)
-        epochs = max(1, round((left / per_step + TRIAL) / per_epoch / 1.03))
-        total = epochs * per_epoch
+        total = TRIAL + max(1, round(left / per_step / 1.03))
         stages.append({
-            "side": side, "noise": noise, "batch": batch, "epochs": epochs, "steps": total, "graph": refused or "yes",
-            "ms_per_step": 1e3 * per_step, "ms_per_eager_step": 1e3 * eager,
+            "side": side, "noise": noise, "batch": batch, "epochs": total / per_epoch, "steps": total,
+            "ms_per_step": 1e3 * per_step, "ms_per_eager_step": 1e3 * eager, "graph": refused or "yes",
         })  # fmt: skip
         print(f"{name}: {stages[-1]}", flush=True)
-        every = max(1, epochs // 5)
-        since = 0
-        for epoch in range(epochs):
-            go(max(TRIAL, epoch * per_epoch), (epoch + 1) * per_epoch, total)
-            if (epoch + 1) % every and epoch + 1 < epochs:
-                continue
-            means = (step.totals / max(1, (epoch + 1) * per_epoch - since)).tolist()
-            since = (epoch + 1) * per_epoch
+        last, taken = number + 1 == len(run.stages), TRIAL
+        seen_before = 0
+        for mark in range(1, MARKS + 1):
+            end = TRIAL + (total - TRIAL) * mark // MARKS
+            go(taken, end, total)
+            means = (step.totals / max(1, end - seen_before)).tolist()
+            taken = seen_before = end
             step.totals.zero_()
-            row = {"stage": number, "epoch": epoch + 1, "seconds": time.perf_counter() - began, "loss": means[0]}
-            row |= {"train": means[1:], "here": accuracy(model, run, here, batch, device)}
-            if side != run.side and epoch + 1 < epochs:
-                row["test"] = None
-            else:
+            row = {"stage": number, "epoch": end / per_epoch, "seconds": time.perf_counter() - began, "loss": means[0]}
+            row |= {"train": means[1:], "here": None, "test": None}
+            if side != run.side:
+                row["here"] = accuracy(model, run, here, batch, device)
+            if (last and mark in (MARKS // 2, MARKS)) or (mark == MARKS and number + 2 == len(run.stages)):
                 row["test"] = accuracy(model, run, test, run.stages[-1][2], device)
+            row["here"] = row["here"] or row["test"]
             history.append(row)
-            found = {"train": dict(enumerate(means[1:])), "here": row["here"], "test": row["test"] or {}}
+            found = {"train": dict(enumerate(means[1:])), "here": row["here"] or {}, "test": row["test"] or {}}
             told = " | ".join(f"{key} " + " ".join(f"{v:.3f}" for v in own.values()) for key, own in found.items())
-            print(f"{name} {side} {epoch + 1:4d} {row['seconds']:5.0f} s loss {means[0]:.3f} {told}", flush=True)
+            print(
+                f"{name} {side} {end / per_epoch:6.1f} {row['seconds']:5.0f} s loss {means[0]:.3f} {told}", flush=True
+            )
         stages[-1]["seconds"] = time.perf_counter() - stage_began
         before += share
-        if number + 1 < len(run.stages) and history[-1]["here"]["top"] < (run.least_top if number else 0.0):
-            break
     result = {
         "run": dataclasses.asdict(run),
         "images": [length, len(test)],
@@ -364,11 +382,11 @@ def train_run(name: str, run: Run, mnist: str, out: Path, seconds: float, length
     try:
         if run.keep:
             save_weights(model, out / name)
-        if maps:
-            result["maps"], result["example"] = judge_maps(model, run, test, device)
         for side, images in run.beyond:
             larger = MegapixelDigits(mnist, "val", side=side, length=min(images, length), seed=run.seed)
             result.setdefault("beyond", {})[side] = accuracy(model, run, larger, 2, device)
+        if maps:
+            result["maps"], result["example"] = judge_maps(model, run, test, device)
     except (ValueError, RuntimeError) as error:
         result["maps"] = str(error).splitlines()[0]
     return result
@@ -401,9 +419,45 @@ def train(
 
 
 @app.command()
-def collect(out: Path, to: Path) -> None:
-    """Join the results of all runs into one file."""
-    write_json({path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}, to)
+def stream(
+    model: Path, mnist: str, to: Path, side: int = 6000, steps: int = 8, gibibytes: float = 4, seconds: float = 60
+) -> None:
+    """Train on single images by streaming, within a fixed memory: the GPU's where there is one, else the process's."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    limit = int(gibibytes * 2**30)
+    if device.type == "cuda":
+        cap_memory(device, limit)
+    network = load_model(model, device)
+    data = MegapixelDigits(mnist, "train", side=side, length=steps)
+    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-4)
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for index in range(steps):
+        image, answers, _ = data.compose(torch.tensor([index]))
+        loss = functools.partial(data.tasks.loss, targets=data.tasks.targets(answers).to(device))
+        options: dict[str, Any] = {} if device.type == "cuda" else {"memory": limit}
+        since = time.perf_counter()
+        found = stream_backward(network, image[0].float() / 255, loss, tile=1024, **options)
+        optimizer.step()
+        optimizer.zero_grad()
+        rows.append({"seconds": time.perf_counter() - since, "loss": float(found.loss), "strategy": found.strategy})
+        print(f"streamed {side}²: {rows[-1]}", flush=True)
+        if time.perf_counter() - began > seconds:
+            break
+    peak = torch.cuda.max_memory_reserved() if device.type == "cuda" else 1024 * resource.getrusage(0).ru_maxrss
+    made = {"side": side, "limit": limit, "peak_bytes": peak, "steps": rows, "made_with": provenance(device)}
+    write_json(made, to)
+
+
+@app.command()
+def collect(out: Path, to: Path = RESULTS) -> None:
+    """Put the results of all runs in a folder into one file, beside those that it has; of the maps, the last."""
+    found = read_json(to) if to.exists() else {}
+    for path in sorted(out.glob("*.json")):
+        row = read_json(path)
+        found[path.stem] = row | ({"example": row["example"][-1:]} if "example" in row else {})
+    text = json.dumps(json.loads(json.dumps(found), parse_float=lambda number: float(f"{float(number):.6g}")))
+    to.write_text(text + "\n", encoding="utf-8")
 
 
 @app.command()
@@ -411,49 +465,72 @@ def document(mnist: str = "") -> None:
     """Draw the figure and fill in the tables of docs/high-resolution.md, from the file in results/."""
     found = read_json(RESULTS)
     accuracy_figure(found, mnist, ROOT / "docs" / "images" / "high-resolution.png")
-    tables = {"results": results_table(found), "maps": maps_table(found), "beyond": beyond_table(found)}
-    write_tables(ROOT / "docs" / "high-resolution.md", {name: markdown(rows) for name, rows in tables.items()})
+    tables = {"results": results_table(found), "maps": maps_table(found), "larger": larger_table(found)}
+    tables |= {"streamed": streamed_table(found["stream"])} if "stream" in found else {}
+    write_tables(ROOT / "docs" / "high-resolution.md", {name: table.markdown() for name, table in tables.items()})
 
 
-def named(found: dict[str, Any]) -> dict[str, Any]:
-    """The runs that reached their last stage, in the order of ``RUNS``, by what a reader calls them."""
-    whole = {name: row for name, row in found.items() if len(row["stages"]) == len(row["run"]["stages"])}
-    ordered = sorted(whole, key=lambda name: list(RUNS).index(name) if name in RUNS else len(RUNS))
-    return {LABELS.get(name, name): whole[name] for name in ordered}
+def named(found: dict[str, Any], side: int = 1500) -> dict[str, Any]:
+    """The runs that end at a side, in the order of ``RUNS``, by what a reader calls them."""
+    own = [name for name in RUNS if name in found and found[name]["run"]["side"] == side]
+    return {LABELS[name.partition("-")[0]]: found[name] for name in own}
 
 
-def results_table(found: dict[str, Any]) -> Rows:
+def results_table(found: dict[str, Any]) -> Table:
     """A row per run: right answers on 1,000 test images, and what the training took."""
     rows = []
     for name, row in named(found).items():
         test, last = row["test"], row["stages"][-1]
         shares = [f"{100 * test[key]:.1f}" for key in ("majority", "max", "top", "multi", "multi_bits")]
-        cost = [f"{row['seconds']:.0f}", f"{last['epochs']}", f"{last['ms_per_step']:.1f}"]
+        cost = [f"{row['seconds']:.0f}", f"{last['epochs']:.1f}", f"{last['ms_per_step']:.1f}"]
         cost += [f"{row['joules'] / 1e3:.0f}" if row["joules"] else "", f"{row['peak_bytes'] / 2**30:.1f}"]
         rows.append([name, *shares, *cost])
     head = ["mechanism", "majority", "max", "top", "multi", "bits", "GPU s", "epochs at full size", "ms a step there"]
-    return Rows([*head, "kJ", "GiB"], rows)
+    return Table([*head, "kJ", "GiB"], rows)
 
 
-def maps_table(found: dict[str, Any]) -> Rows:
+def maps_table(found: dict[str, Any]) -> Table:
     """Where the maps of every layer lie."""
     rows = []
     for name, row in named(found).items():
         for layer, own in row["maps"].items() if isinstance(row.get("maps"), dict) else ():
             shares = [f"{100 * own[key]:.1f}" for key in ("area", "mass", "peaks")]
             rows.append([name, layer.removeprefix("layer "), *shares])
-    return Rows(["mechanism", "layer", "tokens on digits, %", "mass on them, %", "highest five peaks on them, %"], rows)
+    return Table(["mechanism", "layer", "tokens on digits, %", "mass on them, %", "five highest peaks, %"], rows)
 
 
-def beyond_table(found: dict[str, Any]) -> Rows:
-    """The same weights on larger images, without further training."""
+def larger_table(found: dict[str, Any]) -> Table:
+    """Larger images: by weights that never saw them, and after some seconds on them."""
     keys = ("majority", "max", "top", "multi")
-    rows = [
-        [name, f"{side}²", *(f"{100 * own[key]:.1f}" for key in keys)]
-        for name, row in named(found).items()
-        for side, own in row.get("beyond", {}).items()
-    ]
-    return Rows(["mechanism", "side", *keys], rows)
+    rows = []
+
+    def add(name: str, trained: str, side: Any, scores: dict[str, float], cost: str = "") -> None:
+        rows.append([name, trained, f"{side}²", *(f"{100 * scores[key]:.1f}" for key in keys), cost])
+
+    for last in (1500, 3000):
+        for name, row in named(found, last).items():
+            stage = row["stages"][-1]
+            if last > 1500:
+                unseen = next(
+                    (own for own in row["history"] if own["test"] and own["stage"] < len(row["stages"]) - 1), None
+                )
+                if unseen:
+                    add(name, f"{row['stages'][-2]['side']}²", last, unseen["test"])
+                cost = f"{stage['ms_per_step'] / stage['batch']:.1f}"
+                add(name, f"{last}², {stage['steps']:,} steps in {stage['seconds']:.0f} s", last, row["test"], cost)
+            for side, scores in row.get("beyond", {}).items():
+                add(name, f"{last}²", side, scores)
+    return Table(["mechanism", "trained up to", "tested at", *keys, "ms per training image"], rows)
+
+
+def streamed_table(row: dict[str, Any]) -> Table:
+    """Training steps on single images by streaming."""
+    seconds = sorted(own["seconds"] for own in row["steps"])[len(row["steps"]) // 2]
+    cells = [f"{row['side']}²", f"{row['limit'] / 2**30:.0f}", f"{row['peak_bytes'] / 2**30:.1f}", f"{seconds:.1f}"]
+    cells += [f"{row['side'] ** 2 / seconds / 1e6:.0f}", row["steps"][0]["strategy"]]
+    return Table(
+        ["image", "allowed GiB", "used GiB", "s per image, forward and backward", "megapixels/s", "strategy"], [cells]
+    )
 
 
 def accuracy_figure(found: dict[str, Any], mnist: str, path: Path) -> None:
@@ -463,7 +540,7 @@ def accuracy_figure(found: dict[str, Any], mnist: str, path: Path) -> None:
     curves, picture, *fields = figure.subplots(1, 2 + len(runs), width_ratios=[1.6, *[1] * (1 + len(runs))])
     for colour, (name, row) in zip((BLUE, INK, RED, ORANGE, GREY), runs.items(), strict=False):
         for style, task in (("-", "majority"), (":", "top")):
-            points = [(own["seconds"], 100 * own["here"][task]) for own in row["history"]]
+            points = [(own["seconds"], 100 * own["here"][task]) for own in row["history"] if own["here"]]
             curves.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {task}", linewidth=1.6)
     curves.set(xlabel="GPU seconds", ylabel="right on test images of the stage's side, %", ylim=(0, 101))
     curves.legend(frameon=False, fontsize=7)

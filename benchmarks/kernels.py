@@ -15,6 +15,7 @@ every row.
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 

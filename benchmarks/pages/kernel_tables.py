@@ -1,5 +1,6 @@
 """Tables of the GPU kernels, from the files of ``benchmarks/kernels.py`` and ``benchmarks/models.py``."""
 
+import statistics
 from typing import Any
 
 from infsa.report.table import Table
@@ -23,6 +24,32 @@ def kernel_table(kernels: Content | None) -> str:
         lines.append([shape, *times, *ratios, asked or "–"])
     head = ["shape, passes", *(f"{NAMES[name]}, ms" for name in ("infsa", *others)), "cuDNN / ours", "flash / ours"]
     return Table([*head, "asked"], lines).markdown()
+
+
+def pure_table(found: Content | None) -> str:
+    """Times of Pure InfSA and cuDNN's softmax in Markdown, causal or not: the medians of rounds in turns."""
+    if found is None:
+        return NOT_YET
+    lines = []
+    for row in found["attention"]:
+        causal = ", causal" if row["is_causal"] else ""
+        times = [f"{statistics.median(row[name]):.3f}" for name in ("infsa_ms", "cudnn_ms")]
+        shape = f"H{row['heads']} d{row['width']} N{row['n']}{causal}, {row['passes']}"
+        lines.append([shape, *times, f"{row['ratio']:.2f}"])
+    head = ["shape, passes", *(f"{NAMES[name]}, ms" for name in ("infsa", "sdpa_cudnn")), "ours / cuDNN"]
+    return Table(head, lines).markdown()
+
+
+def eager_table(found: Content | None) -> str:
+    """Host time of one call in eager mode, in Markdown: the medians of rounds in turns."""
+    if found is None:
+        return NOT_YET
+    names = dict.fromkeys(row["method"] for row in found["eager"])
+    lines = []
+    for name in names:
+        rows = [row for row in found["eager"] if row["method"] == name]
+        lines.append([name, *(f"{statistics.median(r[p] for r in rows):.0f}" for p in ("forward_us", "both_us"))])
+    return Table(["attention", "forward, µs", "both, µs"], lines).markdown()
 
 
 def linear_table(choice: Content | None) -> str:

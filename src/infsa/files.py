@@ -17,11 +17,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         mode = usual_mode(aside)
         write(aside)
         aside.chmod(mode)  # safetensors writes files that only their owner reads
-        _flush(aside)
+        flush(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    _flush(path.parent)  # the rename itself
+    flush(path.parent)  # the rename itself
 
 
 def usual_mode(path: Path) -> int:
@@ -30,7 +30,8 @@ def usual_mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file or the entries of a folder on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -100,6 +100,18 @@ def test_failures_that_lie_not_in_the_file_are_tried_again(model, tmp_path, monk
     assert [row["path"] for row in rows_of(out)] == [str(path) for path in sources]
 
 
+def test_a_file_that_is_out_of_reach_keeps_its_row(model, tmp_path):
+    for name in ("a.png", "b.png"):
+        noise(16, 16, ord(name[0])).save(tmp_path / name)
+    sources, out = [tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png"], tmp_path / "a.parquet"
+    embed(sources, model, out)
+    before = rows_of(out)
+    (tmp_path / "a.png").unlink()
+    summary = embed(sources, model, out)
+    assert rows_of(out) == before
+    assert (summary.kept, summary.notes) == (2, ["1 files cannot be looked at now; the rows they had are kept"])
+
+
 def test_a_damaged_part_is_computed_again(folder, model, tmp_path):
     out = tmp_path / "a.parquet"
     assert children.run(6, folder, model, out, OPTIONS) == -9

@@ -196,7 +196,7 @@ def test_refusals_come_before_anything_runs(folder, tiny, tmp_path):
         (
             "shape",
             None,
-            "unknown data set 'shape'; accepted are shapes, folder:PATH, .*wds:PATTERN, hf:NAME",
+            "unknown data set 'shape'; accepted are shapes, .*folder:PATH, .*wds:PATTERN, hf:NAME",
         ),
         ("folder", None, "unknown data set 'folder'"),
         ("shapes:here", None, "unknown data set 'shapes:here'"),

@@ -56,6 +56,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "3.9": "a version of Triton",
         "165": "the authors' package, AUTHORS_MS of benchmarks/models.py",
     },
+    "cohort.md": {"4": "the default of --memory"},
     "models.md": {
         "4": "MOST_BYTES of infsa.models.graphs",
         "4.8": "the tanh form of GELU, in tests/models/test_speed.py",
@@ -115,7 +116,9 @@ def made_again(page, monkeypatch):
         return quality_page()
     if page == "scale.md":
         tables = {name: script(ROOT / "benchmarks" / f"{file}.py").table(result(file.replace("_", "-")))
-                  for name, file in (("communication", "communication"), ("plan", "scale_plan"))}  # fmt: skip
+                  for name, file in (("communication", "communication"), ("plan", "scale_plan"),
+                                     ("cohort", "cohort"))}  # fmt: skip
+        tables["slides"] = script(ROOT / "benchmarks" / "cohort.py").slides()
         return tables | written_by("streaming", "draw", monkeypatch)[page]
     if page == "conversion.md":
         done = (RESULTS / "adaptation.json").exists()

@@ -143,6 +143,8 @@ def test_at_home_in_timm():
     assert model.patch_embed.grid_size == (6, 6)
     with pytest.raises(ValueError, match=r"^stem='conv' was built for the patch \(8, 8\), got patch_size=16$"):
         model.set_input_size(patch_size=16)
+    with pytest.raises(ValueError, match=r"got patch_size=8$"):
+        small(stem="conv", patch_size=(8, 2)).set_input_size(patch_size=8)
 
 
 def test_maps_have_the_size_of_the_grid():

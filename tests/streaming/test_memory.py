@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import infsa
 from infsa.streaming.memory import parse_bytes, resident, show_bytes
@@ -34,6 +35,25 @@ def test_a_refusal_names_what_works():
     number, unit = re.search(r"need ([\d.]+) (MiB|GiB)", str(caught.value)).groups()
     least = float(number) * (2**30 if unit == "GiB" else 2**20) + 2**24  # what it shows is rounded
     assert infsa.stream(model, x, memory=int(least)).logits.shape == (1, 5)
+
+
+@pytest.mark.parametrize("patch", [16, (8, 2)])
+def test_the_plan_knows_what_a_stem_holds(patch):
+    """Of the largest tile with its margin: what any convolution reads and gives, at once; for gradients, all of it."""
+    from infsa.streaming.plan import graph_bytes, working_bytes
+    from infsa.streaming.run import prepare
+    from infsa.streaming.source import open_source
+
+    model, x, held = small(patch_size=patch, stem="conv", embed_dim=64, depth=1), picture(200, 200), []
+    plain = small(patch_size=patch, embed_dim=64, depth=1)
+    network, feed = prepare(model, open_source(x), 100)
+    for module in model.patch_embed.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(lambda _, given, made: held.append(given[0].nbytes + made.nbytes))
+    middle = max((network.tiling[number] for number in range(len(network.tiling))), key=lambda tile: tile.lead)
+    network.embed(next(feed([middle.number]))[1], middle)
+    assert max(held) < working_bytes(network)
+    assert sum(held) < graph_bytes(network, 1) - graph_bytes(prepare(plain, open_source(x), 100)[0], 1)
 
 
 def test_a_spill_that_does_not_fit_names_what_would():
@@ -89,8 +109,7 @@ import re, sys
 import infsa, infsa.streaming
 from infsa.streaming.memory import parse_bytes, resident
 
-shape = {"img_size": 64, "patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 4, "num_classes": 5}
-model = infsa.models.InfViT(**shape, stem=sys.argv[2]).eval()
+model = infsa.models.InfViT(img_size=64, patch_size=16, embed_dim=64, depth=1, num_heads=4, num_classes=5).eval()
 try:
     infsa.stream(model, sys.argv[1], tile=512, memory="1MiB")
 except ValueError as error:
@@ -103,11 +122,10 @@ print(budget, room, result.peak_memory, int(re.search(r"VmHWM:\\s+(\\d+) kB", st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux counts it")
-@pytest.mark.parametrize("stem", ["patch", "conv"])
-def test_the_least_budget_is_obeyed(stem, tmp_path):
+def test_the_least_budget_is_obeyed(tmp_path):
     """In a process of its own: 6144 × 4096 pixels, whose model input alone would take 288 MiB."""
     np.save(tmp_path / "image.npy", np.random.default_rng(0).integers(0, 255, (6144, 4096, 3), np.uint8))
-    command = [sys.executable, "-c", PROBE, str(tmp_path / "image.npy"), stem]
+    command = [sys.executable, "-c", PROBE, str(tmp_path / "image.npy")]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     budget, room, peak, highest = (int(word) for word in out.split())
     assert room < 6144 * 4096 * 3 * 4

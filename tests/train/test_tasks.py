@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from infsa.cli.evaluate import drawn_as_trained
 from infsa.data import MegapixelDigits
 from infsa.evaluate import evaluate_model, load_model
 from infsa.evaluate.maps import model_tasks
@@ -50,6 +51,12 @@ def test_the_saved_model_knows_its_tasks_and_scores_the_same(run):
     assert found.counts == answers.sum(0).tolist()
     assert len(found.per_class) == 40
     assert read_data_config(run.out / "model")["tasks"] == dataset.tasks.as_list()
+
+
+def test_the_command_draws_the_images_of_the_test_as_those_of_training(run):
+    assert drawn_as_trained(str(run.out / "model"), "megapixel-digits") == {"side": 176, "noise": 2}
+    assert drawn_as_trained(str(run.out / "model"), "shapes") == {}
+    assert drawn_as_trained("infvit_linear_tiny", "megapixel-digits") == {}
 
 
 def test_other_tasks_are_refused(run):

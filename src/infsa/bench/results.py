@@ -97,11 +97,7 @@ class Results:
 
 
 def read_results(path: str | Path) -> dict[str, Any]:
-    """The content of a result file.
-
-    Example:
-        >>> read_results("runs/bench.json")["rows"]
-    """
+    """The content of a result file."""
     try:
         content = read_json(path)
     except ValueError as error:

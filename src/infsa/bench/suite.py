@@ -60,11 +60,7 @@ def run_plan(
     report: Report = lambda text, done, total: None,
     command: tuple[str, ...] = COMMAND,
 ) -> dict[str, Any]:
-    """Measure what the result file does not have yet, group by group, and return the file's content.
-
-    Example:
-        >>> run_plan([[Case("soft", depth=1, size=(64, 64), dtype="float32")]], "runs/bench.json", "cpu")
-    """
+    """Measure what the result file does not have yet, group by group, and return the file's content."""
     return Suite(path, device, settings or Settings(), report, command).run(plan)
 
 

@@ -63,7 +63,7 @@ def evaluate(
     data = data or usual_data(model, network)
     console = Console(quiet=as_json)
     options: dict[str, Any] = {"crop_pct": crop_pct, "batch_size": batch_size, "workers": workers}
-    options["data_options"] = parse_pairs(data_option or [])
+    options["data_options"] = drawn_as_trained(model, data) | parse_pairs(data_option or [])
     results = {}
     for name in splits_of(data, split):
         opened, choose, note = part_of(model, data, name)
@@ -120,6 +120,18 @@ def usual_data(source: str, model: "InfViT") -> str:
     if not fits:
         raise ValueError(f"{source} was not trained on shapes: name its images with --data, such as folder:PATH")
     return "shapes"
+
+
+def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
+    """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+    from ..evaluate.held_out import run_of
+    from ..files import read_json
+
+    run = run_of(source)
+    recipe: dict[str, Any] = read_json(run / "recipe.json") if run is not None else {"data": None}
+    if data.partition(":")[0] != "megapixel-digits" or recipe["data"] != data:
+        return {}
+    return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
 
 
 def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choose", str]:

@@ -28,7 +28,8 @@ class Progress:
     """How far a run is; rates are those of this run.
 
     Example:
-        >>> embed("photos", model, "cohort.parquet", progress=lambda at: print(at.done, at.images))
+        >>> infsa.cohort.Progress(images=10, megapixels=5.0).done
+        0
     """
 
     images: int  # to compute
@@ -60,7 +61,7 @@ class Summary:
     """What a run did.
 
     Example:
-        >>> embed("photos", "infvit_linear_tiny", "cohort.parquet").failed
+        >>> infsa.cohort.embed("photo.jpg", "infvit_linear_tiny", "cohort.parquet").failed
         0
     """
 
@@ -105,8 +106,8 @@ def embed(
         settings: those of :class:`Settings`.
 
     Example:
-        >>> infsa.cohort.embed("photos", "infvit_linear_tiny", "cohort.parquet").rows
-        1000
+        >>> infsa.cohort.embed("photo.jpg", "infvit_linear_tiny", "cohort.parquet").rows
+        1
     """
     cohort = Cohort(sources, model, devices, ray, Settings(**settings))
     return cohort.run(Path(out), overwrite, progress)
@@ -181,6 +182,8 @@ class Cohort:
             works, rows = zip(*pool.map(lambda item: self._known(item, stored), self.found.items), strict=True)
             if not all(rows):  # the plan depends on all images, those that are done included
                 works = tuple(pool.map(self._with_header, works))
+        if lost := sum(work.done and bool(work.reason) and work.stat is None for work in works):
+            self.found.notes.append(f"{lost} files cannot be looked at now; the rows they had are kept")
         return list(works), {stored_key(work.item): row for work, row in zip(works, rows, strict=True) if row}
 
     def _known(self, item: Item, stored: dict[Key, list[Kept]]) -> tuple[Work, Kept | None]:
@@ -193,8 +196,9 @@ class Cohort:
                 now = file_digest(item)
                 kept = next((row for row in rows if row.digest == now), None)
             return Work(item, stat, done=kept is not None), kept
-        except Unread as error:
-            return Work(item, reason=str(error)), None
+        except Unread as error:  # what was found before is not thrown away because a disk is not there
+            kept = rows[-1] if rows else None
+            return Work(item, reason=str(error), done=kept is not None), kept
 
     def _with_header(self, work: Work) -> Work:
         """An item with the size of its image, or with the reason why there is none."""

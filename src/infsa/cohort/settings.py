@@ -28,7 +28,7 @@ class Settings:
         readers: threads of each worker that read images.
 
     Example:
-        >>> Settings(resolution="crop").batch_size
+        >>> infsa.cohort.Settings(resolution="crop").batch_size
         32
     """
 

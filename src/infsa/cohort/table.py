@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import read_json, write_atomically, write_json
+from ..files import flush, read_json, write_atomically, write_json
 from ..streaming.readers import needed
 from .files import Stat
 from .items import Item, Key
@@ -232,6 +232,7 @@ class Store:
             self._write(table, lambda aside: self._assemble(aside, rows, times))
             os.replace(times, self.times)
             os.replace(table, self.out)
+            flush(self.out.parent)  # before what it was made of goes
         self._clear()
         return not whole
 

@@ -19,11 +19,7 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def read_loc_csv(path: str | Path) -> dict[str, Boxed]:
-    """ImageNet's localisation table: a header, then ``image,label x0 y0 x1 y1 label x0 y0 x1 y1 …``.
-
-    Example:
-        >>> boxes, labels = read_loc_csv("LOC_val_solution.csv")["ILSVRC2012_val_00048981"]
-    """
+    """ImageNet's localisation table: a header, then ``image,label x0 y0 x1 y1 label x0 y0 x1 y1 …``."""
     with open(path, newline="", encoding="utf-8") as lines:
         rows = csv.reader(lines)
         next(rows, None)
@@ -45,9 +41,6 @@ def read_voc_xml(path: str | Path, one_based: bool = True) -> dict[str, Boxed]:
 
     VOC counts pixels from 1 and includes the last, so only the first corner moves. ImageNet's XML files have the
     same form but count from 0: pass ``one_based=False`` and their corners are taken as they are.
-
-    Example:
-        >>> boxes, labels = read_voc_xml("Annotations")["000005"]
     """
     path = Path(path)
     files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
@@ -76,12 +69,7 @@ def _voc_objects(file: Path, one_based: bool) -> Boxed:
 
 
 def read_tiny_imagenet(path: str | Path) -> dict[str, Boxed]:
-    """Tiny-ImageNet: ``val_annotations.txt``, or the ``…_boxes.txt`` of one training class. Corners are inclusive.
-
-    Example:
-        >>> boxes, labels = read_tiny_imagenet("val/val_annotations.txt")["val_0.JPEG"]
-        >>> boxes, labels = read_tiny_imagenet("train/n01443537/n01443537_boxes.txt")["n01443537_0.JPEG"]
-    """
+    """Tiny-ImageNet: ``val_annotations.txt``, or the ``…_boxes.txt`` of one training class. Corners are inclusive."""
     found: dict[str, Boxed] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         words, where = line.split(), f"{path}, line {number}"
@@ -98,9 +86,6 @@ def read_coco_json(path: str | Path, crowd: bool = False) -> dict[str, Boxed]:
     """COCO instances: boxes are x, y, width, height; images are named by ``file_name``, labels by category.
 
     Boxes drawn around a crowd are left out unless ``crowd`` is set. An image without boxes gives (0, 4).
-
-    Example:
-        >>> boxes, labels = read_coco_json("instances_val2017.json")["000000397133.jpg"]
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

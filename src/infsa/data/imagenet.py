@@ -41,11 +41,6 @@ def open_imagenet(
         split: ``"train"`` or ``"val"``.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
-
-    Example:
-        >>> val = open_imagenet("imagenet-object-localization-challenge", split="val")
-        >>> val.classes[val[0].label], val[0].boxes.shape
-        ('n01751748', (1, 4))
     """
     check_split(split)
     place = _Place(existing_folder(root))

@@ -19,10 +19,6 @@ class Part(SkippingDataset):
         indices: which of its images, (n,).
         classes: other names in another order, among which are those of the images; the whole's if not given.
         skipped: the log of unreadable images; the whole's if not given.
-
-    Example:
-        >>> Part(ImageFolder("photos"), np.array([0, 5, 7])).name(1)
-        'cat/5.jpg'
     """
 
     def __init__(
@@ -83,11 +79,7 @@ def _hash(seed: int, name: str) -> bytes:
 def hold_out(
     dataset: SkippingDataset, share: float, seed: int = 0, skipped: SkipLog | None = None
 ) -> tuple[Part, Part]:
-    """A data set in two parts, for training and for validation; ``skipped`` is the log of the second.
-
-    Example:
-        >>> train, val = hold_out(ImageFolder("photos"), share=0.2)
-    """
+    """A data set in two parts, for training and for validation; ``skipped`` is the log of the second."""
     chosen = held_out(dataset, share, seed)
     train = Part(dataset, np.flatnonzero(~chosen))
     train.left_out = dataset.left_out

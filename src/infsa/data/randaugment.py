@@ -41,9 +41,6 @@ def rand_augment(
         layers: how many changes are drawn; each is made with probability a half.
         magnitude: 0 to 10; normal noise of deviation a half is added to it.
         fill: the colour where a move leaves nothing of the image.
-
-    Example:
-        >>> image, boxes = rand_augment(keyed_generator(0), sample.image, sample.boxes, layers=2, magnitude=9)
     """
     if layers < 0 or not 0 <= magnitude <= 10:
         raise ValueError(f"layers must be 0 or more and magnitude from 0 to 10, got {layers} and {magnitude}")

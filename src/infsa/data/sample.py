@@ -10,13 +10,7 @@ BoxArray = NDArray[np.float32]  # (n, 4): x0, y0, x1, y1 in pixels, x1 and y1 ex
 
 
 class Sample(NamedTuple):
-    """An image, its class, the boxes of its objects, and its name.
-
-    Example:
-        >>> image, label, boxes, name = Shapes(size=64)[0]
-        >>> image.size, label, boxes.shape, name
-        ((64, 64), 0, (1, 4), 'shapes/train/0')
-    """
+    """An image, its class, the boxes of its objects, and its name."""
 
     image: Image.Image  # RGB
     label: int | NDArray[np.uint8]  # its class, or the answers of all tasks, (C,)
@@ -25,13 +19,7 @@ class Sample(NamedTuple):
 
 
 class ImageDataset(Protocol):
-    """A map-style data set: ``len(dataset)`` samples, each read by its index, and the names of the classes.
-
-    Example:
-        >>> dataset: ImageDataset = open_dataset("shapes", split="val")
-        >>> dataset.classes[dataset[0].label]
-        'striped triangle'
-    """
+    """A map-style data set: ``len(dataset)`` samples, each read by its index, and the names of the classes."""
 
     classes: list[str]  # of a data set with several tasks, the names of all outputs; it has ``tasks`` as well
 

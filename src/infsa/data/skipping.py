@@ -34,11 +34,7 @@ class SkipLog:
         self.reasons: dict[str, str] = {}
 
     def add(self, name: str, reason: str) -> None:
-        """Note an image and the reason.
-
-        Example:
-            >>> log.add("cat.jpg", "truncated")
-        """
+        """Note an image and the reason."""
         if name in self.reasons:
             return
         self.reasons[name] = reason
@@ -54,12 +50,7 @@ class SkipLog:
 
     @classmethod
     def read(cls, file: str | Path) -> "SkipLog":
-        """The log that several processes wrote to one file; empty if none wrote.
-
-        Example:
-            >>> SkipLog.read("skipped.jsonl").names
-            ['cat.jpg']
-        """
+        """The log that several processes wrote to one file; empty if none wrote."""
         log = cls()
         if Path(file).exists():
             for line in Path(file).read_text(encoding="utf-8").splitlines():
@@ -88,11 +79,6 @@ class SkippingDataset(ABC):
         annotations: boxes by an image's name, by its last part or by its stem; images without have none.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
-
-    Example:
-        >>> dataset = ImageFolder("photos")
-        >>> dataset[3].name, str(dataset.skipped)  # photo 3 is damaged
-        ('cat/4.jpg', '1 image skipped: cat/3.jpg')
     """
 
     def __init__(

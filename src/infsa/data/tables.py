@@ -22,11 +22,6 @@ class NpzShard(SkippingDataset):
 
     The arrays are ``jpeg`` (all files end to end, uint8), ``offset`` (n + 1), ``label`` (n), ``box`` (n, 4) with
     inclusive corners, ``is_val`` (n), and per class ``wnid`` and ``name``.
-
-    Example:
-        >>> shard = NpzShard("tiny-imagenet-a.npz", split="val")
-        >>> len(shard), shard.classes[0]
-        (2500, 'goldfish, Carassius auratus')
     """
 
     def __init__(
@@ -105,11 +100,6 @@ class HuggingFace(SkippingDataset):
         every_class: whether a class without an image is refused.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
-
-    Example:
-        >>> cats = datasets.load_dataset("imagefolder", data_dir="photos", split="train")
-        >>> HuggingFace(cats).classes
-        ['cat', 'dog']
     """
 
     def __init__(
@@ -164,9 +154,6 @@ def open_hugging_face(
         split: ``"val"`` stands for validation, or for test where there is no validation; any other split by its name.
         config: of data sets that come in several.
         image, label, max_pixels, skipped: see :class:`HuggingFace`.
-
-    Example:
-        >>> train = open_hugging_face("uoft-cs/cifar10", split="train")
     """
     try:
         splits = _load(name, config)

@@ -55,11 +55,6 @@ class TarImages(SkippingDataset):
         which: for every image, the number of its tar, (n,).
         images: where each lies in its tar.
         origin, labels, classes, every_class, annotations, max_pixels, skipped: see :class:`SkippingDataset`.
-
-    Example:
-        >>> found = list(members("cats.tar"))
-        >>> TarImages(["cats.tar"], [0] * len(found), found, "cats.tar", [0] * len(found), ["cat"])[0].name
-        'cats.tar/1.jpg'
     """
 
     def __init__(

@@ -34,10 +34,6 @@ def open_timm(
         download: whether torchvision may fetch what is missing.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
-
-    Example:
-        >>> digits = open_timm("torch/mnist:data", split="val", download=True)
-        >>> tars = open_timm("tar:photos", split="train")  # photos/train.tar or photos/train/*.tar
     """
     check_split(split)
     kind, _, root = name.partition(":")
@@ -58,12 +54,7 @@ def open_timm(
 
 
 class TorchDataset(SkippingDataset):
-    """A data set of torchvision without a transform: Pillow images and whole numbers.
-
-    Example:
-        >>> TorchDataset(torchvision.datasets.CIFAR10("data"), "cifar10").classes[0]
-        'airplane'
-    """
+    """A data set of torchvision without a transform: Pillow images and whole numbers."""
 
     def __init__(
         self,

@@ -47,12 +47,6 @@ class TrainTransform:
             on it. timm leaves the jitter out where RandAugment is on; here that is ``jitter=0``.
         mean, std: of the normalisation.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``.
-
-    Example:
-        >>> transform = TrainTransform(64, jitter=0.4)
-        >>> tensor, boxes = transform(sample.image, sample.boxes, epoch=0, index=7)
-        >>> tensor.shape
-        torch.Size([3, 64, 64])
     """
 
     def __init__(
@@ -100,13 +94,7 @@ class TrainTransform:
 
 
 class ValTransform:
-    """The shorter side resized to size / crop_pct, then the centre cropped: timm's validation view, with boxes.
-
-    Example:
-        >>> tensor, boxes = ValTransform(224, crop_pct=224 / 257)(sample.image, sample.boxes)
-        >>> tensor.shape
-        torch.Size([3, 224, 224])
-    """
+    """The shorter side resized to size / crop_pct, then the centre cropped: timm's validation view, with boxes."""
 
     def __init__(
         self,

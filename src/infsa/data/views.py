@@ -12,11 +12,7 @@ from .transforms import Transform
 
 
 class Example(NamedTuple):
-    """A sample ready for a model.
-
-    Example:
-        >>> image, label, boxes, name = Views(Shapes(), TrainTransform(64))[0]
-    """
+    """A sample ready for a model."""
 
     image: torch.Tensor  # (3, size, size), normalised
     label: int | NDArray[np.uint8]
@@ -25,13 +21,7 @@ class Example(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Examples together; boxes stay apart, because images differ in their number.
-
-    Example:
-        >>> batch = collate([views[0], views[1]])
-        >>> batch.images.shape, batch.labels.shape
-        (torch.Size([2, 3, 64, 64]), torch.Size([2]))
-    """
+    """Examples together; boxes stay apart, because images differ in their number."""
 
     images: torch.Tensor  # (B, 3, size, size)
     labels: torch.Tensor  # (B,) int64, or (B, C) uint8: the answers of several tasks
@@ -43,14 +33,6 @@ class Views(torch.utils.data.Dataset[Example]):
     """A data set through a transform: view ``index`` depends on (seed, epoch, index) and nothing else.
 
     The epoch lives in shared memory, so that :meth:`set_epoch` reaches workers that persist between epochs.
-
-    Example:
-        >>> views = Views(Shapes(size=64), TrainTransform(64, seed=0))
-        >>> loader = DataLoader(views, batch_size=32, num_workers=4, persistent_workers=True, collate_fn=collate)
-        >>> for epoch in range(10):
-        ...     views.set_epoch(epoch)
-        ...     for images, labels, boxes, names in loader:
-        ...         ...
     """
 
     def __init__(self, dataset: ImageDataset, transform: Transform) -> None:
@@ -63,11 +45,7 @@ class Views(torch.utils.data.Dataset[Example]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the views of ``epoch`` from now on, in every worker; call it before the loader is iterated.
-
-        Example:
-            >>> views.set_epoch(3)
-        """
+        """Draw the views of ``epoch`` from now on, in every worker; call it before the loader is iterated."""
         if epoch < 0:
             raise ValueError(f"epoch must be 0 or more, got {epoch}")
         self._epoch.fill_(epoch)
@@ -82,10 +60,6 @@ class Views(torch.utils.data.Dataset[Example]):
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Stack images and labels, list boxes and names: the ``collate_fn`` of a DataLoader.
-
-    Example:
-        >>> loader = DataLoader(views, batch_size=32, collate_fn=collate)
-    """
+    """Stack images and labels, list boxes and names: the ``collate_fn`` of a DataLoader."""
     images, labels, boxes, names = zip(*examples, strict=True)
     return Batch(torch.stack(images), torch.from_numpy(np.array(labels)), list(boxes), list(names))

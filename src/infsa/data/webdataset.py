@@ -31,11 +31,6 @@ class WebShards(TarImages):
         field: of the .json files.
         max_pixels: see :func:`decode`.
         skipped: the log of unreadable images; a new one if not given.
-
-    Example:
-        >>> shards = WebShards("imagenet/{train,val}-{0000..0012}.tar", split="val")
-        >>> shards[0].name
-        'val-0000.tar/00000000.jpg'
     """
 
     def __init__(

@@ -40,10 +40,6 @@ class Accuracy:
     With several tasks, ``top1`` is the mean of their shares of right answers, ``top5`` that of the right answer among
     the five best and ``loss`` the sum of their losses. A task that may have several right classes is right where all of
     them are.
-
-    Example:
-        >>> result.top1, result.per_class["goldfish"]
-        (0.84, 0.9)
     """
 
     images: int
@@ -65,20 +61,12 @@ class Accuracy:
 
     @property
     def per_class(self) -> dict[str, float | None]:
-        """Top-1 of every class; None where it has no image.
-
-        Example:
-            >>> min(result.per_class, key=result.per_class.get)
-        """
+        """Top-1 of every class; None where it has no image."""
         shares = [hit / count if count else None for hit, count in zip(self.hits, self.counts, strict=True)]
         return dict(zip(self.unique_classes, shares, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain data, for JSON.
-
-        Example:
-            >>> json.dumps(result.as_dict())
-        """
+        """Everything as plain data, for JSON."""
         return {
             "images": self.images,
             "top1": self.top1,
@@ -130,10 +118,6 @@ def measure_accuracy(
     made on the last images again, or on ``blank`` if there were none; these do not count. Where batches bring names, a
     name counts once: the stand-in of an image that could not be read does not. ``confusion`` also counts what is taken
     for what. With several ``tasks``, ``classes`` are the names of all outputs and labels are rows of answers.
-
-    Example:
-        >>> result = measure_accuracy(model.eval(), loader, dataset.classes)
-        >>> result.top1
     """
     count, tasks = len(classes), tasks or single_task(classes)
     parts = [count, count, len(tasks), len(tasks), 2]  # hits and images of a class, right and top-5 of a task, the rest
@@ -224,9 +208,6 @@ def evaluate_model(
 
     The classes of the data are found among the model's by name; ``choose`` may take a part of the images. Several tasks
     must be those that the model was trained for.
-
-    Example:
-        >>> evaluate_model(load_model("runs/photos/model"), "folder:photos", "val").top1
     """
     config = data_config(model)
     side = config["input_size"][-1]

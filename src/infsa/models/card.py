@@ -38,6 +38,7 @@ An InfViT with `{model.attention}` attention, saved by infsa {__version__} with 
 | --- | --- |
 | parameters | {parameters:,} |
 | layers, width, heads | {len(model.blocks)}, {model.embed_dim}, {model.num_heads} |
+| patch, stem | {tuple(model.patch_embed.patch_size)}, {model.stem} |
 | classes | {model.num_classes} |
 | input | {tuple(data["input_size"])} |
 | mean, std | {data.get("mean")}, {data.get("std")} |

@@ -46,7 +46,7 @@ def embed(model: InfViT, images: Tensor) -> Tensor:
         x[:, :prefix] = torch.cat(tokens, 1) + table[:, :prefix]
     sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
     place = launcher(position_kernel, images, **sizes, COLUMNS=COLUMNS, CHANNELS=CHANNELS, num_warps=4)
-    programs = (images.shape[0] * height, -(-width // COLUMNS), -(-dim // CHANNELS))
+    programs = (images.shape[0] * height, -(-dim // CHANNELS), 1)
     place(programs, (patches, table, x), height, width, x.shape[1], base_h / height, base_w / width)
     return x
 

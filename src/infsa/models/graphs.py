@@ -5,10 +5,12 @@ share one place for images and one pool of memory; other streams have their own.
 :class:`Snapshot` notices a model whose tensors lie elsewhere, or which was changed otherwise, and all are dropped.
 """
 
+import contextlib
+import gc
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from ..ops.dispatch import untouched
 
 MOST_GRAPHS = 64
+CAPTURING = threading.Lock()
+MOST_FAILURES = 3  # captures that may fail before no more are tried
 MOST_BYTES = 4 * 2**30  # that graphs may hold; with more, all are dropped
 Function = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -82,7 +86,7 @@ class Graph:
 
     def __init__(self, function: Function, images: Tensor, mask: Tensor | None, place: Place) -> None:
         self.images = place.images[: images.numel()].view(images.shape)
-        self.mask = None if mask is None else torch.empty_like(mask, memory_format=torch.contiguous_format)
+        self.mask = None if mask is None else torch.zeros_like(mask, memory_format=torch.contiguous_format)
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()  # nothing may be pending; torch.cuda.graph would also drop all cached memory
         before = torch.cuda.memory_reserved()
@@ -93,6 +97,7 @@ class Graph:
             finally:
                 self.graph.capture_end()
         self.bytes = max(0, torch.cuda.memory_reserved() - before)
+        self.graph.replay()  # a first replay takes longer
 
     def __call__(self, images: Tensor, mask: Tensor | None) -> Tensor:
         """The result for inputs of the same kind, on the stream this graph belongs to."""
@@ -107,7 +112,7 @@ class Graphs:
     """The graphs of one model as it is, for batches of images of at most ``pixels`` numbers."""
 
     def __init__(self, pixels: int) -> None:
-        self.pixels, self.lock, self.able = pixels, threading.RLock(), True
+        self.pixels, self.lock, self.failures = pixels, threading.RLock(), 0
         self.clear()
 
     def clear(self) -> None:
@@ -127,7 +132,7 @@ class Graphs:
                 self.graphs.move_to_end(kind)
                 return graph(images, mask)
             found = function(images, mask)  # compiles and loads what is missing, as no capture may
-            if self.able:
+            if self.failures < MOST_FAILURES:
                 with torch.inference_mode(False), torch.no_grad():
                     self._capture(function, images, mask, where, kind)
             return found
@@ -139,12 +144,27 @@ class Graphs:
             self.graphs.popitem(last=False)
         place = self.places.get(where)
         if place is None:
-            memory = torch.empty(self.pixels, dtype=images.dtype, device=images.device)
+            memory = torch.zeros(self.pixels, dtype=images.dtype, device=images.device)
             place = self.places[where] = Place(memory, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
             self.bytes += memory.nbytes
         try:
-            graph = self.graphs[kind] = Graph(function, images, mask, place)
+            with CAPTURING, without_collection():
+                graph = self.graphs[kind] = Graph(function, images, mask, place)
             self.bytes += graph.bytes
         except RuntimeError as error:
-            self.able = False
-            warnings.warn(f"short inputs are not replayed as CUDA graphs: {error}", stacklevel=2)
+            self.failures += 1
+            self.clear()
+            if self.failures == MOST_FAILURES:
+                warnings.warn(f"short inputs are not replayed as CUDA graphs: {error}", stacklevel=2)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage: a graph that is collected while another is captured ends the capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

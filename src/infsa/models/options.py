@@ -20,7 +20,7 @@ def check_stem(stem: str, patch_size: int | tuple[int, int]) -> None:
     """Refuse a stem that does not exist, and patches that halving does not lead to."""
     check_choice("stem", stem, STEMS)
     sides = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
-    if stem == "conv" and not all(side > 0 and side & (side - 1) == 0 for side in sides):
+    if stem == "conv" and not all(isinstance(side, int) and side > 0 and side & (side - 1) == 0 for side in sides):
         raise ValueError(f"stem='conv' needs patches whose sides are powers of two, got patch_size={patch_size!r}")
 
 

@@ -7,7 +7,7 @@ in base-grid units: the convention of bicubic resizing with align_corners=False 
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import PatchEmbed, to_2tuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +36,7 @@ class ConvStem(PatchEmbed):
         super().__init__(img_size, 1, in_chans, embed_dim, **options)
         factory: dict[str, Any] = {"device": self.proj.weight.device, "dtype": self.proj.weight.dtype}
         del self.proj  # it comes after the stages
-        self.patch_size = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
+        self.patch_size = to_2tuple(patch_size)
         self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
         halvings = [int(side).bit_length() - 1 for side in self.patch_size]
         self.stages = nn.ModuleList()
@@ -57,7 +57,7 @@ class ConvStem(PatchEmbed):
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Make another image size the base; the convolutions belong to the patch size."""
-        if patch_size not in (None, self.patch_size, self.patch_size[0]):
+        if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
             raise ValueError(f"stem='conv' was built for the patch {self.patch_size}, got patch_size={patch_size!r}")
         super().set_input_size(img_size)
 

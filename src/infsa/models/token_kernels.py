@@ -60,6 +60,9 @@ def norm_kernel(
     x_ptr,
     added_ptr,
     offset_ptr,
+    row_ptr,
+    bias_ptr,
+    next_ptr,
     gain_ptr,
     shift_ptr,
     out_ptr,
@@ -73,25 +76,40 @@ def norm_kernel(
     ROWS: tl.constexpr,
     ADDED: tl.constexpr,
     OFFSET: tl.constexpr,
+    ROW: tl.constexpr,
+    BIASED: tl.constexpr,
+    NEXT: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """LN(x + added + offset) of rows first, first + 1, ...; x becomes x + added, an image's tokens share an offset."""
+    """LN(x + added + offset + row) of tokens first, first + 1, ...; x becomes x + added.
+
+    All tokens of an image share an offset and a row. Its first token writes the next offset, offset + row + bias.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     known = column < DIM
     inside = (row < rows)[:, None] & known[None, :]
     spot = wide(row)[:, None] * DIM + column[None, :]
+    image = wide((first + row) // tokens)[:, None] * DIM + column[None, :]
     x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
+    shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
+    shared = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    if OFFSET:
+        shared += tl.load(offset_ptr + image, mask=inside, other=0.0)
+    if ROW:
+        shared += tl.load(row_ptr + image, mask=inside, other=0.0).to(tl.float32)
     if ADDED:
         x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
         tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
-    if OFFSET:
-        image = wide((first + row) // tokens)[:, None] * DIM + column[None, :]
-        x += tl.load(offset_ptr + image, mask=inside, other=0.0)
+    if NEXT:
+        following = shared
+        if BIASED:
+            following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        tl.store(next_ptr + image, following, mask=inside & ((first + row) % tokens == 0)[:, None])
+    x += shared
     centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
-    gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
     y = centred * scale[:, None] * gain[None, :] + shift[None, :]
     store_row(out_ptr, scale_ptr, spot, row, rows, y, inside, EIGHT)
 
@@ -176,8 +194,7 @@ def position_kernel(
     """Patches of one line of an image plus their positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM)."""
     line = tl.program_id(0)
     image, i = line // height, line % height
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     cell = tl.arange(0, CELLS)
     at = (i.to(tl.float32) + 0.5) * down - 0.5
     before = tl.floor(at)
@@ -187,19 +204,22 @@ def position_kernel(
         source = tl.minimum(tl.maximum(before.to(tl.int32) + tap, 0), BASE_H - 1)
         place = (PREFIX + source * BASE_W + cell)[:, None] * DIM + channel[None, :]
         cells += cubic(at - before - tap) * tl.load(table_ptr + place, mask=known, other=0.0).to(tl.float32)
-    at_j = (j.to(tl.float32) + 0.5) * across - 0.5
-    before_j = tl.floor(at_j)
-    weights = tl.zeros([COLUMNS, CELLS], dtype=tl.float32)
-    for tap in tl.static_range(-1, 3):
-        source_j = tl.minimum(tl.maximum(before_j.to(tl.int32) + tap, 0), BASE_W - 1)
-        hit = source_j[:, None] == cell[None, :]
-        weights += tl.where(hit, cubic(at_j - before_j - tap)[:, None], 0.0)
-    positions = tl.dot(weights, cells, input_precision="tf32x3")
-    inside = (j < width)[:, None] & (channel < DIM)[None, :]
-    source = (wide(line) * width + j)[:, None] * DIM + channel[None, :]
-    x = tl.load(patches_ptr + source, mask=inside, other=0.0).to(tl.float32) + positions
-    place = (wide(image) * length + PREFIX + i * width + j)[:, None] * DIM + channel[None, :]
-    tl.store(out_ptr + place, rounded(x, out_ptr.dtype.element_ty), mask=inside)
+    read = patches_ptr + wide(line) * width * DIM
+    write = out_ptr + (wide(image) * length + PREFIX + i * width) * DIM
+    for start in tl.range(0, width, COLUMNS):
+        j = start + tl.arange(0, COLUMNS)
+        inside = (j < width)[:, None] & (channel < DIM)[None, :]
+        spot = j[:, None] * DIM + channel[None, :]
+        x = tl.load(read + spot, mask=inside, other=0.0).to(tl.float32)
+        at_j = (j.to(tl.float32) + 0.5) * across - 0.5
+        before_j = tl.floor(at_j)
+        weights = tl.zeros([COLUMNS, CELLS], dtype=tl.float32)
+        for tap in tl.static_range(-1, 3):
+            source_j = tl.minimum(tl.maximum(before_j.to(tl.int32) + tap, 0), BASE_W - 1)
+            hit = source_j[:, None] == cell[None, :]
+            weights += tl.where(hit, cubic(at_j - before_j - tap)[:, None], 0.0)
+        x = tl.dot(weights, cells, x, input_precision="tf32x3")
+        tl.store(write + spot, rounded(x, out_ptr.dtype.element_ty), mask=inside)
 
 
 class Launcher:

@@ -25,23 +25,41 @@ from .kernels import kernels_run
 
 
 class RowNorm:
-    """LN(x + added + offset) of rows x of a batch of tokens, where x becomes x + added.
+    """LN(x + added + offset + row) of tokens x of a batch, where x becomes x + added.
 
-    ``offset`` (B, D), in float32, belongs to all tokens of an image; with ``eight`` the result is in 8 bits.
+    ``offset`` (B, D), in float32, and ``row`` (B, D) belong to all tokens of an image. ``following`` (B, D) gets the
+    next offset, offset + row + bias. With ``eight`` the result is in 8 bits.
     """
 
     def __init__(
-        self, norm: nn.Module, x: Tensor, *, added: bool = False, offset: Tensor | None = None, eight: bool = False
+        self,
+        norm: nn.Module,
+        x: Tensor,
+        *,
+        added: bool = False,
+        offset: Tensor | None = None,
+        row: Tensor | None = None,
+        bias: Tensor | None = None,
+        following: Tensor | None = None,
+        eight: bool = False,
     ) -> None:
-        self.norm, self.offset, self.eight, self.launch = norm, offset, eight, None
+        self.norm, self.shared, self.eight, self.launch = norm, (offset, row, bias, following), eight, None
         self.tokens, self.dim = x.shape[1:]
         if is_plain_norm(norm) and kernels_run(x) and norm.weight.dtype == x.dtype:
             from .token_kernels import ROWS, launcher, norm_kernel, padded
 
-            sizes = {"DIM": self.dim, "BLOCK": padded(self.dim), "ROWS": ROWS if self.dim <= 2048 else 1}
-            kind = {"ADDED": added, "OFFSET": offset is not None, "EIGHT": eight}
-            self.launch = launcher(norm_kernel, x, **sizes, **kind, num_warps=4 if self.dim <= 2048 else 8)
-            self.at_once, self.weights, self.eps = sizes["ROWS"], (norm.weight, norm.bias), norm.eps
+            sizes = {
+                "DIM": self.dim,
+                "BLOCK": padded(self.dim),
+                "ROWS": ROWS if self.dim <= 2048 else 1,
+                "ADDED": added,
+            }
+            names = ("OFFSET", "ROW", "BIASED", "NEXT")
+            given = {name: y is not None for name, y in zip(names, self.shared, strict=True)}
+            warps = 4 if self.dim <= 2048 else 8
+            self.launch = launcher(norm_kernel, x, **sizes, **given, EIGHT=eight, num_warps=warps)
+            self.at_once, self.eps = sizes["ROWS"], norm.eps
+            self.tensors = [*(x if y is None else y for y in self.shared), norm.weight, norm.bias]
 
     def __call__(self, x: Tensor, first: int = 0, added: Tensor | None = None, out: Tensor | None = None) -> Any:
         """Rows x (n, D), the tokens first, first + 1, ... of the batch, into ``out`` where it is given."""
@@ -50,21 +68,22 @@ class RowNorm:
         count = x.shape[0]
         y = torch.empty_like(x, dtype=FP8 if self.eight else x.dtype) if out is None else out
         scale = x.new_empty(count, 1, dtype=torch.float32) if self.eight else x
-        tensors = (x, x if added is None else added, x if self.offset is None else self.offset, *self.weights, y, scale)
+        tensors = (x, x if added is None else added, *self.tensors, y, scale)
         self.launch((-(-count // self.at_once), 1, 1), tensors, count, first, self.tokens, self.eps)
         return (y, scale) if self.eight else y
 
     def _plain(self, x: Tensor, first: int, added: Tensor | None, out: Tensor | None) -> Any:
         if added is not None:
             x += added
-        y = self.norm(x if self.offset is None else offset_rows(x, self.offset, first, self.tokens))
+        offset, row, bias, following = self.shared
+        shared = sum(y for y in (offset, row) if y is not None)  # (B, D), or 0
+        if following is not None:
+            following.copy_(shared + (0 if bias is None else bias) + torch.zeros_like(following))
+        if isinstance(shared, Tensor):
+            image = torch.arange(first, first + x.shape[0], device=x.device) // self.tokens
+            x = (x + shared[image]).to(x.dtype)
+        y = self.norm(x)
         return round_rows(y) if self.eight else y if out is None else out.copy_(y)
-
-
-def offset_rows(x: Tensor, offset: Tensor, first: int, tokens: int) -> Tensor:
-    """Rows x, the tokens first, first + 1, ... of a batch with ``tokens`` an image, plus the offset of their image."""
-    image = torch.arange(first, first + x.shape[0], device=x.device) // tokens
-    return (x + offset[image]).to(x.dtype)
 
 
 def is_plain_norm(norm: nn.Module | None) -> TypeGuard[nn.LayerNorm]:
@@ -103,42 +122,35 @@ def add_mlp(
     fp8: bool,
     following: nn.Module | None = None,
     out: Tensor | None = None,
-) -> Tensor | None:
+) -> Tensor:
     """x + attended, then + MLP, over x (B, N, D) itself, but for what all tokens of an image receive: the new offset.
 
     LN of the result by a ``following`` norm goes into ``out`` (B, N, D).
     """
     mlp, flat = block.mlp, x.view(-1, x.shape[2])
     assert isinstance(mlp, Mlp) and block.norm2 is not None  # noqa: PT018
-    added: Tensor | None = None
-    if attended.stride(1) == 0 or attended.shape[1] == 1:
-        offset = plus(offset, attended[:, 0])
-    else:
-        added = attended.reshape(flat.shape)
-    inner = RowNorm(block.norm2, x, added=added is not None, offset=offset, eight=fp8)
-    offset = offset if mlp.fc2.bias is None else plus(offset, mlp.fc2.bias.expand(x.shape[0], -1))
-    after = None if following is None else RowNorm(following, x, added=fp8, offset=offset)
+    shared = attended.stride(1) == 0 or attended.shape[1] == 1
+    row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape))
+    after = x.new_empty(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))  # the offset after this block
+    sums: dict[str, Any] = {"offset": offset, "row": row, "bias": mlp.fc2.bias, "following": after}
+    inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, **sums)
+    outer = None if following is None else RowNorm(following, x, added=fp8, offset=after)
     weights = [round_rows(layer.weight) for layer in (mlp.fc1, mlp.fc2)] if fp8 else []
-    transposed = mlp.fc2.weight.t()
-    for part in chunks(flat.shape[0], 2 * chunk if fp8 else chunk):
-        rows, found = flat[part], None
-        normal = inner(rows, part.start, None if added is None else added[part])
+    for group in chunks(flat.shape[0], chunk * (2 if fp8 else 4)):
+        rows, found = flat[group], None
+        normal = inner(rows, group.start, None if added is None else added[group])
         if fp8:
             hidden = rounded_product(normal, weights[0], mlp.fc1.bias, x.dtype)
             eight = round_rows(hidden, gelu=True) if is_gelu(mlp.act) else round_rows(mlp.act(hidden))
             found = rounded_product(eight, weights[1], None, x.dtype)
         else:
-            rows.addmm_(_hidden(mlp, normal), transposed)
-        if after is not None and out is not None:
-            after(rows, part.start, found, out.view(flat.shape)[part])
+            for part in chunks(rows.shape[0], chunk):
+                rows[part].addmm_(_hidden(mlp, normal[part]), mlp.fc2.weight.t())
+        if outer is not None and out is not None:
+            outer(rows, group.start, found, out.view(flat.shape)[group])
         elif found is not None:
             rows += found
-    return offset
-
-
-def plus(offset: Tensor | None, row: Tensor) -> Tensor:
-    """An offset (B, D) and one more row of each image, in float32 or better."""
-    return row.to(accumulation_dtype(row.dtype)).contiguous() if offset is None else offset + row
+    return after
 
 
 def is_gelu(act: nn.Module) -> bool:

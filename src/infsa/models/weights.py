@@ -148,11 +148,6 @@ def save_weights(model: InfViT, folder: str | Path, training: dict[str, Any] | N
     """Write weights, configuration, image processor and model card into ``folder`` and return it.
 
     ``training`` holds facts for the model card: data, recipe, accuracy.
-
-    Example:
-        >>> model = infsa.create_model("infvit_linear_tiny", num_classes=10)
-        >>> infsa.models.save_weights(model, "tiny10")
-        >>> same = timm.create_model("local-dir:tiny10", pretrained=True)
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class Dispatch:
 
 
 def explain_dispatch(attention: Callable[..., Any], *inputs: Any, impl: str | None = None, **options: Any) -> Dispatch:
-    """Say which implementation a call would run and why, without running it.
+    """Say which implementation a call would run and why, without running it; at most a layer's projections run.
 
     ``attention`` is one of the functions that take an ``impl`` (:func:`pure_attention`, :func:`linear_attention`,
     :func:`central_pool`, :func:`projected_values`) or a layer with one; what follows are its arguments. Arguments that
@@ -66,16 +66,20 @@ def explain_dispatch(attention: Callable[..., Any], *inputs: Any, impl: str | No
           not reference: chunked comes first
     """
     if isinstance(attention, nn.Module):
-        question = _Question(attention.impl if impl is None else impl)
-        attention = copy.copy(attention)  # shares the parameters
-        attention.__dict__["impl"] = question
+        if not hasattr(attention, "impl"):
+            raise TypeError(
+                f"explain_dispatch takes a function or a layer with an impl, got {type(attention).__name__}"
+            )
+        layer = copy.copy(attention)  # shares the parameters
+        layer.__dict__["impl"] = _Question(attention.impl if impl is None else impl)
+        attention = layer.forward
     else:
         options["impl"] = _Question("auto" if impl is None else impl)
     try:
         attention(*inputs, **options)
     except _Answer as answer:
         return answer.dispatch
-    raise TypeError(f"{attention!r} chooses no implementation")
+    raise TypeError(f"explain_dispatch takes a function or a layer that chooses, got {attention!r}")
 
 
 class _Question(str):
@@ -263,4 +267,9 @@ def _avoided(name: str, like: Tensor) -> str | None:
 @constant
 def kernels_run_on(kind: str, index: int | None) -> bool:
     """Whether a device runs the kernels; the compiler takes the answer as it is when it traces."""
-    return HAS_TRITON and kind == "cuda" and torch.cuda.get_device_properties(index).major >= 8
+    return HAS_TRITON and kind == "cuda" and _new_enough(torch.cuda.current_device() if index is None else index)
+
+
+@functools.cache
+def _new_enough(index: int) -> bool:
+    return torch.cuda.get_device_properties(index).major >= 8

@@ -93,10 +93,6 @@ def shard_layers(module: nn.Module, group: Group) -> nn.Module:
 
     Everything else must treat tokens one by one. Parameters and their names stay. For an InfViT, whose positions and
     pooling depend on the whole image, use :func:`infsa.parallel.shard_model`.
-
-    Example:
-        >>> decoder = shard_layers(MyDecoder(), mesh["sequence"])
-        >>> decoder(tokens_of_this_rank)
     """
     layers = [layer for layer in module.modules() if type(layer) in (LinearInfSA, PureInfSA)]
     if not layers:

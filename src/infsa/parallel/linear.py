@@ -33,10 +33,6 @@ def central_pool(
     a linear map (B, H, m, width) -> (B, H, m, w), acts on what each rank pooled before it is sent: the value projection
     of a layer, W_V without its bias, makes that H m (d + 2) too. The other options are those of the function in one
     process, without ``causal``.
-
-    Example:
-        >>> infsa.parallel.central_pool(q, q, x.unsqueeze(1), group=mesh["sequence"]).mean.shape
-        torch.Size([1, 8, 1, 512])
     """
     ranks, scoring = Ranks.of(group), Scoring(**options)
     check_shards(q, k)
@@ -62,10 +58,6 @@ def linear_attention(
     """:func:`infsa.linear_attention` of tokens that are spread over ranks, in rank order.
 
     Returns (B, H, 1, dv), the same on every rank; with ``queries > 1`` the rows of this rank's queries, (B, H, N, dv).
-
-    Example:
-        >>> infsa.parallel.linear_attention(q, k, v, group=None).shape
-        torch.Size([1, 64, 1, 16])
     """
     check_shards(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)

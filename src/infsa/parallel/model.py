@@ -21,9 +21,6 @@ class ShardedInfViT(InfViT):
 
     Every rank calls it with its own strip (B, C, height, W), in rank order from the top, and receives the logits of
     the whole image. Prefix tokens live on rank 0.
-
-    Example:
-        >>> logits = shard_model(model, group=None)(image[:, :, strip_of(height, 16, group=None)])
     """
 
     ranks: Ranks
@@ -39,12 +36,7 @@ class ShardedInfViT(InfViT):
         return (x if positions is None else x + positions), strips
 
     def split(self, images: Tensor) -> Strips:
-        """How the image is split, checked: ranks tell each other their shapes, so all raise the same error.
-
-        Example:
-            >>> model.split(strip).grid
-            (6250, 6250)
-        """
+        """How the image is split, checked: ranks tell each other their shapes, so all raise the same error."""
         facts = [images.dim(), *(images.shape if images.dim() == 4 else (0,) * 4)]
         everyone = self.ranks.exchange(facts)
         shapes = [tuple(facts[1:]) for facts in everyone]
@@ -147,12 +139,6 @@ def shard_model(model: InfViT, group: Group) -> ShardedInfViT:
     Args:
         model: with attention ``infsa_linear`` or ``infsa_pure``, the same weights on every rank.
         group: the ranks that share an image: a process group, one dimension of a device mesh, None for all.
-
-    Example:
-        >>> mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "sequence"))
-        >>> model = shard_model(infsa.create_model("infvit_linear_4l64h_patch16_224").cuda(), mesh["sequence"])
-        >>> rows = strip_of(height, 16, mesh["sequence"])
-        >>> logits = DistributedDataParallel(model)(image[:, :, rows])
     """
     if type(model) is not InfViT:
         raise TypeError(f"shard_model takes an InfViT before any other wrapping, got {type(model).__name__}")

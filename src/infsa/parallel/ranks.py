@@ -13,22 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class PeerError(RuntimeError):
-    """Another rank has ended, or did not arrive within the time limit of the process group.
-
-    Example:
-        >>> try: logits = model(strip)
-        ... except PeerError as error: print(error)
-    """
+    """Another rank has ended, or did not arrive within the time limit of the process group."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """A process group seen from one of its ranks.
-
-    Example:
-        >>> ranks = Ranks.of(mesh["sequence"])
-        >>> total, vectors = ranks.add(total, vectors)
-    """
+    """A process group seen from one of its ranks."""
 
     group: dist.ProcessGroup
     rank: int
@@ -36,12 +26,7 @@ class Ranks:
 
     @classmethod
     def of(cls, group: "Group") -> "Ranks":
-        """From a process group, one dimension of a device mesh, or None for all processes.
-
-        Example:
-            >>> Ranks.of(None).size
-            8
-        """
+        """From a process group, one dimension of a device mesh, or None for all processes."""
         if isinstance(group, Ranks):
             return group
         if isinstance(group, DeviceMesh):
@@ -62,11 +47,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def talking(self, what: str) -> Iterator[None]:
-        """Turn what the backend raises about a lost rank into one line.
-
-        Example:
-            >>> with ranks.talking("a barrier"): torch.distributed.barrier(ranks.group)
-        """
+        """Turn what the backend raises about a lost rank into one line."""
         try:
             yield
         except RuntimeError as error:
@@ -79,9 +60,6 @@ class Ranks:
         """The sums over ranks of tensors of one dtype, in one all-reduce; differentiable.
 
         The derivative is that of the sum of all ranks' losses: gradients are added over ranks in one all-reduce too.
-
-        Example:
-            >>> total, vectors = ranks.add(total, vectors)
         """
         if self.size == 1:
             return list(tensors)
@@ -90,42 +68,24 @@ class Ranks:
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def gather(self, x: Tensor) -> Tensor:
-        """The tensors of all ranks, stacked: (P, *x.shape); differentiable, and meant for small ones.
-
-        Example:
-            >>> ranks.gather(count).sum(0)
-        """
+        """The tensors of all ranks, stacked: (P, *x.shape); differentiable, and meant for small ones."""
         before = x.new_zeros(self.rank, *x.shape)
         after = x.new_zeros(self.size - 1 - self.rank, *x.shape)
         return self.add(torch.cat([before, x.unsqueeze(0), after]))[0]
 
     def first(self, x: Tensor) -> Tensor:
-        """What rank 0 holds, on every rank.
-
-        Example:
-            >>> kept = ranks.first(torch.rand(8))
-        """
+        """What rank 0 holds, on every rank."""
         return self.add(x if self.rank == 0 else torch.zeros_like(x))[0]
 
     def exchange(self, facts: Sequence[int]) -> list[list[int]]:
-        """The integers of every rank, through host memory if the group can: then no device waits.
-
-        Example:
-            >>> ranks.exchange([tokens])
-            [[196], [181]]
-        """
+        """The integers of every rank, through host memory if the group can: then no device waits."""
         by_host = self.size == 1 or "cpu:" in dist.get_backend_config(self.group)
         device = torch.device("cpu") if by_host else torch.accelerator.current_accelerator()
         everyone: list[list[int]] = self.gather(torch.tensor(facts, dtype=torch.int64, device=device)).tolist()
         return everyone
 
     def shift(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> "Shift":
-        """Start sending tensors to the next rank of the ring and receiving those of the previous one.
-
-        Example:
-            >>> moving = ranks.shift([k, v], [next_k, next_v])
-            >>> moving.wait()
-        """
+        """Start sending tensors to the next rank of the ring and receiving those of the previous one."""
         following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         talk = [dist.P2POp(dist.isend, x, group=self.group, group_peer=following) for x in tensors]
         talk += [dist.P2POp(dist.irecv, x, group=self.group, group_peer=previous) for x in into]
@@ -174,10 +134,6 @@ def average_gradients(module: nn.Module, group: Group) -> None:
     """Replace the gradients of a module's parameters by their mean over ranks; a missing one counts as zero.
 
     Where every rank computed the loss of the whole image, the mean is the gradient of that loss.
-
-    Example:
-        >>> loss.backward()
-        >>> average_gradients(model, group=None)
     """
     ranks = Ranks.of(group)
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}

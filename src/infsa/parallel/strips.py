@@ -23,43 +23,24 @@ class Strips:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens of every rank.
-
-        Example:
-            >>> strips.tokens[strips.rank]
-        """
+        """The tokens of every rank."""
         prefixes = [self.num_prefix, *[0] * (len(self.rows) - 1)]
         return tuple(prefix + rows * self.columns for prefix, rows in zip(prefixes, self.rows, strict=True))
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The patch grid of the whole image.
-
-        Example:
-            >>> strips.grid
-            (20, 14)
-        """
+        """The patch grid of the whole image."""
         return sum(self.rows), self.columns
 
     @property
     def own(self) -> slice:
-        """This rank's patch rows.
-
-        Example:
-            >>> strips.own
-            slice(16, 20, None)
-        """
+        """This rank's patch rows."""
         first = sum(self.rows[: self.rank])
         return slice(first, first + self.rows[self.rank])
 
 
 def strip_of(height: int, patch: int, group: Group) -> slice:
-    """The pixel rows of an image that this rank should read: whole patches, as evenly as they go.
-
-    Example:
-        >>> strip_of(100_000, 16, mesh["sequence"])  # the first of eight ranks
-        slice(0, 12512, None)
-    """
+    """The pixel rows of an image that this rank should read: whole patches, as evenly as they go."""
     check_count(height, "height")
     check_count(patch, "patch")
     ranks = Ranks.of(group)

@@ -23,10 +23,6 @@ class Traffic(TorchDispatchMode):
     """Counts what this rank hands to torch.distributed, per operation: calls and payload bytes.
 
     What goes over the wire depends on the backend; a ring all-reduce of P ranks sends 2 (P − 1) / P times its payload.
-
-    Example:
-        >>> with Traffic() as traffic: model(strip).sum().backward()
-        >>> traffic.calls["allreduce_"], traffic.bytes["allreduce_"]
     """
 
     def __init__(self) -> None:

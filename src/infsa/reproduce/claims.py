@@ -41,11 +41,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured number, its standard error, where it comes from and under which conditions.
-
-    Example:
-        >>> Reading(0.99, error=0.001, conditions="6 layers, 64 px", same=False, file="alignment.json")
-    """
+    """A measured number, its standard error, where it comes from and under which conditions."""
 
     value: float
     error: float = 0.0
@@ -58,10 +54,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing the paper says. ``kind`` is value, difference, ratio or statement (1: true); ``paper`` may be unstated.
-
-    Example:
-        >>> Claim("parameters", "value", 53.5, unit="M", read=lambda sources: Reading(53.45, same=True))
+    """One thing the paper says. ``kind`` is value, difference, ratio or statement (1: true); ``paper`` may be
+    unstated.
     """
 
     what: str
@@ -74,12 +68,7 @@ class Claim:
 
 
 def judge(claim: Claim, reading: Reading) -> tuple[str, str]:
-    """The verdict and its reason, by :data:`RULE`.
-
-    Example:
-        >>> judge(Claim("speed-up", "ratio", 13.4, None), Reading(2.0, same=True))
-        ('direction only', '27 % of the logarithm')
-    """
+    """The verdict and its reason, by :data:`RULE`."""
     if not (math.isfinite(reading.value) and math.isfinite(reading.error)):
         raise ValueError(f"{claim.what}: a measurement must be a finite number, got {reading.value} ± {reading.error}")
     if claim.kind == "value":

@@ -63,12 +63,7 @@ def rounded(value: float) -> float:
 
 
 def check_ledger(saved: Ledger, made: Ledger) -> list[str]:
-    """What differs between a saved ledger and one made now, in words; empty if nothing does.
-
-    Example:
-        >>> check_ledger(ledger, ledger)
-        []
-    """
+    """What differs between a saved ledger and one made now, in words; empty if nothing does."""
     differences = []
     for name in {**saved["targets"], **made["targets"]}:
         old, new = (

@@ -30,12 +30,7 @@ PLACES = (  # of the committed result files: in the installed package, in a chec
 
 
 def committed() -> Path:
-    """The folder of the committed result files; it does not depend on the working directory.
-
-    Example:
-        >>> committed()
-        PosixPath('benchmarks/results')
-    """
+    """The folder of the committed result files; it does not depend on the working directory."""
     return next((place for place in PLACES if holds_results(place)), PLACES[0])
 
 
@@ -61,11 +56,7 @@ def paper() -> dict[str, Any]:
 
 
 class Sources:
-    """Result files of one folder, and a folder of computed numbers.
-
-    Example:
-        >>> Sources("benchmarks/results", "runs/reproduce").file("alignment.json")["groups"]
-    """
+    """Result files of one folder, and a folder of computed numbers."""
 
     bench_name = "bench-h200.json"
 
@@ -78,11 +69,7 @@ class Sources:
             self._open[self.bench_name] = read_results(bench)
 
     def file(self, name: str) -> dict[str, Any]:
-        """A result file's content.
-
-        Example:
-            >>> sources.file("ablation.json")["rows"]
-        """
+        """A result file's content."""
         if name not in self._open:
             path = self.results / name
             if not path.exists():
@@ -95,20 +82,13 @@ class Sources:
         return self._open[name]
 
     def bench(self) -> dict[str, Any]:
-        """The benchmark's result file: the committed one, or the one given.
-
-        Example:
-            >>> sources.bench()["rows"]
-        """
+        """The benchmark's result file: the committed one, or the one given."""
         return self.file(self.bench_name)
 
     def computed(self, name: str, config: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Numbers computed once for each configuration and version, then read from the cache.
 
         A damaged file is made again.
-
-        Example:
-            >>> sources.computed("parameters", {"depth": 4}, lambda: {"softmax": 57.65})
         """
         config = {"name": name, "infsa": __version__, "torch": torch.__version__, **config}
         key = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]

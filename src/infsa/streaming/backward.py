@@ -29,12 +29,7 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class BackwardResult:
-    """The loss of one image and the logits it was computed from; the gradients are in ``parameter.grad``.
-
-    Example:
-        >>> result = infsa.streaming.stream_backward(model, "slide.tif", lambda logits: logits[0, 3])
-        >>> result.loss.item()
-    """
+    """The loss of one image and the logits it was computed from; the gradients are in ``parameter.grad``."""
 
     loss: Tensor
     logits: Tensor
@@ -68,9 +63,10 @@ def stream_backward(
         progress: called after every tile.
 
     Example:
-        >>> label = torch.tensor([7])
-        >>> stream_backward(model, "slide.tif", lambda logits: F.cross_entropy(logits, label))
-        >>> optimizer.step()
+        >>> loss = torch.nn.CrossEntropyLoss()
+        >>> result = infsa.streaming.stream_backward(model, "photo.jpg", lambda logits: loss(logits, torch.tensor([3])))
+        >>> model.head.weight.grad.shape
+        torch.Size([10, 192])
     """
     if model.global_pool not in ("token", "avg"):
         raise ValueError(f"streaming backward needs global_pool 'token' or 'avg', got {model.global_pool!r}")

@@ -16,11 +16,7 @@ from .tiles import Tile
 
 
 class Progress(NamedTuple):
-    """How far a stream is.
-
-    Example:
-        >>> infsa.stream(model, "slide.tif", progress=lambda at: print(at.passed, at.passes, at.tiles))
-    """
+    """How far a stream is."""
 
     passed: int  # passes finished
     passes: int

@@ -24,12 +24,7 @@ GROUPS = 10  # of the jackknife
 
 @dataclass(frozen=True)
 class Estimate:
-    """Logits from a part of the tiles, and an interval for each.
-
-    Example:
-        >>> found = estimate(model, "slide.tif", 0.1)
-        >>> found.low <= found.logits
-    """
+    """Logits from a part of the tiles, and an interval for each."""
 
     logits: Tensor  # (1, classes)
     low: Tensor
@@ -65,10 +60,6 @@ def estimate(
         memory: all that the process may hold.
         level: of a pyramid.
         progress: called after every tile.
-
-    Example:
-        >>> for share in (0.05, 0.2, 1.0):
-        ...     found = infsa.streaming.estimate(model, "slide.tif", share, tile=256)
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must lie in (0, 1], got {share!r}")

@@ -20,12 +20,7 @@ NOTHING: "tuple[tuple[int, int], Any]" = (0, 0), None  # first and last row of w
 
 
 class BadTile(NamedTuple):
-    """A tile that could not be read, and why.
-
-    Example:
-        >>> str(BadTile(tile, "cut off"))
-        'tile 3 (pixels 0:1024, 3072:4096): cut off'
-    """
+    """A tile that could not be read, and why."""
 
     tile: Tile
     reason: str
@@ -74,10 +69,8 @@ class Feed:
         rows, columns = self.tiling.most_read
         tile = rows * columns * self.source.channels
         raw = self.source.itemsize * (tile if not self.source.bands else tile // columns * self.source.width)
-        converted = (
-            0 if self.source.model_input else (AHEAD + 1) * tile * self.colours.itemsize * 3
-        )  # with the copies that scaling makes
-        return (AHEAD + 2) * raw + converted
+        converted = 3 * tile * self.colours.itemsize  # with the copies that scaling makes
+        return (AHEAD + 2) * raw + (0 if self.source.model_input else (AHEAD + 1) * converted)
 
     def _read(self, tile: Tile) -> tuple[Tile, Tensor | BadTile]:
         try:
@@ -110,12 +103,12 @@ class Feed:
             return self.source.read(top, 0, bottom, self.source.width)
         (first, last), kept = self._kept
         self._kept = NOTHING
-        start = last if first <= top < last else top
-        rows: Any = self.source.read(start, 0, bottom, self.source.width)
-        if start > top:
-            rows = np.concatenate([kept[top - first :], rows])
-        overlap = sum(self.tiling.around[0]) * self.tiling.patch[0]
-        self._kept = (max(top, bottom - overlap), bottom), rows[len(rows) - min(overlap, len(rows)) :]
+        parts, start = ([kept[top - first :]], last) if first <= top < last else ([], top)
+        if start < bottom:
+            parts.append(self.source.read(start, 0, bottom, self.source.width))
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        first = max(top, bottom - sum(self.tiling.around[0]) * self.tiling.patch[0])
+        self._kept = (first, bottom), np.array(rows[first - top :])  # without the rest of the band
         return rows
 
     def _cut(self, tile: Tile, band: "Pixels | Tensor | str") -> tuple[Tile, Tensor | BadTile]:

@@ -26,12 +26,7 @@ from .tiles import Tiling
 
 @dataclass
 class StreamResult:
-    """What a stream found.
-
-    Example:
-        >>> result = infsa.stream(model, "slide.tif", memory="4GiB")
-        >>> result.logits.argmax(), result.map.shape
-    """
+    """What a stream found."""
 
     logits: Tensor  # (1, classes)
     features: Tensor  # (1, D): what the classifier reads
@@ -47,23 +42,13 @@ class StreamResult:
 
     @property
     def map(self) -> NDArray[np.float32]:
-        """The attention map (h, w), of sum 1; computed by one more pass unless the call asked for it.
-
-        Example:
-            >>> infsa.stream(model, image, map=True).map.shape
-            (125, 125)
-        """
+        """The attention map (h, w), of sum 1; computed by one more pass unless the call asked for it."""
         if self._map is None:
             self._map = MapPass(self._engine, *self._map_of).array()
         return self._map
 
     def region(self, top: int, left: int, bottom: int, right: int) -> Tensor:
-        """Dense features of the patches that a box of pixels touches: (rows, columns, D).
-
-        Example:
-            >>> result.region(0, 0, 512, 512).shape
-            torch.Size([32, 32, 1024])
-        """
+        """Dense features of the patches that a box of pixels touches: (rows, columns, D)."""
         network = self._engine.network
         return self.code.features(network.model, self._engine.feed.source, (top, left, bottom, right))
 
@@ -121,9 +106,8 @@ def stream(
         progress: called after every tile with a :class:`infsa.streaming.Progress`.
 
     Example:
-        >>> model = infsa.create_model("infvit_linear_tiny", pretrained=True).eval()
-        >>> infsa.stream(model, "orion.jpg", memory="2GiB").logits.shape
-        torch.Size([1, 50])
+        >>> infsa.stream(model, "photo.jpg", tile=64).logits.shape
+        torch.Size([1, 10])
     """
     opened = open_source(source, level, series=series, page=page, bands=bands)
     network, feed = prepare(model, opened, tile)

@@ -26,12 +26,6 @@ class SceneCode:
 
     ``rows[l]`` is (R, m, D): R = 1 image, m = ``queries`` of the model. With the pixels of a region the rows give the
     region's dense features exactly, as if the whole image were in memory.
-
-    Example:
-        >>> code = infsa.stream(model, "slide.tif").code
-        >>> code.save("slide.safetensors")
-        >>> SceneCode.load("slide.safetensors").features(model, "slide.tif", (0, 0, 512, 512)).shape
-        torch.Size([32, 32, 1024])
     """
 
     size: tuple[int, int]  # height and width of the image
@@ -48,10 +42,6 @@ class SceneCode:
             source: the image, as in :func:`infsa.stream`.
             region: (top, left, bottom, right) in pixels.
             level: of a pyramid, the same as before.
-
-        Example:
-            >>> code.features(model, "slide.tif", (1000, 2000, 1512, 2512)).shape
-            torch.Size([33, 32, 1024])
         """
         opened = open_source(source, level)
         if (opened.height, opened.width) != self.size:
@@ -77,12 +67,7 @@ class SceneCode:
         return network.last_tokens(x, [row.to(x) for row in self.rows], tile)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, for a file.
-
-        Example:
-            >>> sorted(code.tensors())[0]
-            'absolute.0'
-        """
+        """All tensors by name, for a file."""
         named = {"rows": self.rows, "centrals": self.centrals, "absolute": self.absolute, "signed": self.signed}
         return {
             f"{name}.{i}": t.detach().cpu().contiguous() for name, found in named.items() for i, t in enumerate(found)
@@ -90,11 +75,7 @@ class SceneCode:
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor], size: tuple[int, int], device: torch.device) -> "SceneCode":
-        """The inverse of ``tensors``.
-
-        Example:
-            >>> SceneCode.of_tensors(code.tensors(), code.size, torch.device("cpu"))
-        """
+        """The inverse of ``tensors``."""
         code = cls(size)
         for name in ("rows", "centrals", "absolute", "signed"):
             count = sum(key.startswith(f"{name}.") for key in tensors)
@@ -107,9 +88,6 @@ class SceneCode:
         """Write the code as safetensors: L rows and a little more.
 
         An older code is replaced, any other file only with ``overwrite``.
-
-        Example:
-            >>> code.save("slide.safetensors")
         """
         check_code_path(Path(path), overwrite)
         write_tensors(Path(path), self.tensors(), {"size": list(self.size)})
@@ -117,12 +95,7 @@ class SceneCode:
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "SceneCode":
-        """Read what ``save`` wrote.
-
-        Example:
-            >>> SceneCode.load("slide.safetensors").size
-            (18000, 18000)
-        """
+        """Read what ``save`` wrote."""
         tensors, facts = read_tensors(Path(path))
         permitted(facts, SIZE, str(path))
         if "size" not in facts or "rows.0" not in tensors:

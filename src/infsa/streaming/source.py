@@ -24,11 +24,6 @@ class Source:
 
     ``read`` may be called from several threads unless ``sequential`` is set; a window that cannot be read raises
     OSError or ValueError.
-
-    Example:
-        >>> source = open_source("slide.tif")
-        >>> source.read(0, 0, 1024, 1024).shape
-        (1024, 1024, 3)
     """
 
     name: str
@@ -44,28 +39,14 @@ class Source:
     overhead = 0  # bytes that the reader itself holds, beside the window
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
-        """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input.
-
-        Example:
-            >>> source.read(0, 0, 8, 8).dtype
-            dtype('uint8')
-        """
+        """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input."""
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Called before each pass over the image.
-
-        Example:
-            >>> source.restart()
-        """
+        """Called before each pass over the image."""
 
     def describe(self) -> str:
-        """What tells this image from another: its kind and size, and a sample of its file or its pixels.
-
-        Example:
-            >>> source.describe()
-            'TensorSource 64x64x3 5f0c...'
-        """
+        """What tells this image from another: its kind and size, and a sample of its file or its pixels."""
         path = Path(self.name)
         parts = _file_sample(path) if path.is_file() else self._sample()
         digest = hashlib.blake2b(digest_size=16)
@@ -87,11 +68,7 @@ class Source:
                 yield np.ascontiguousarray(values).tobytes()
 
     def check(self) -> None:
-        """Refuse an image without pixels.
-
-        Example:
-            >>> source.check()
-        """
+        """Refuse an image without pixels."""
         if self.height < 1 or self.width < 1 or self.channels < 1:
             raise ValueError(f"{self.name} has no pixels: {self.height} × {self.width}, {self.channels} channels")
 
@@ -245,8 +222,9 @@ def open_source(
         bands: the channels to take, counted from 0; all if not given. None of them is then opacity.
 
     Example:
-        >>> open_source("slide.svs", level=1)
-        >>> open_source("landsat.tif", bands=(3, 2, 1))
+        >>> source = open_source("photo.jpg")
+        >>> source.height, source.width
+        (96, 128)
     """
     for name, number in (("level", level), ("series", series or 0), ("page", page or 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:

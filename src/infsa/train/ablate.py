@@ -38,13 +38,7 @@ CONVERGED = 0.005  # an epoch within half a point of the last counts as converge
 
 @dataclass(frozen=True)
 class Study:
-    """A base recipe, the grids whose points are trained, and how often; ``timed=0`` leaves latencies out.
-
-    Example:
-        >>> study = Study(RECIPES["tiny"], [{"gamma": [0.3, 0.7]}], seeds=3)
-        >>> len(study.points)
-        2
-    """
+    """A base recipe, the grids whose points are trained, and how often; ``timed=0`` leaves latencies out."""
 
     recipe: Recipe
     grids: Sequence[Grid] = PAPER_SWEEPS
@@ -118,9 +112,6 @@ def run_study(study: Study, out: str | Path, tell: Callable[[str], None] = print
         study: what to run.
         out: folder; a run is ``OUT/POINT/seed-N``.
         tell: receives a line before and after each run.
-
-    Example:
-        >>> summary = run_study(Study(RECIPES["tiny"], seeds=1), "runs/ablation")
     """
     out, rows = Path(out), []
     main = int(os.environ.get("RANK", "0")) == 0

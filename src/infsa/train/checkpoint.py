@@ -22,13 +22,7 @@ PATTERN = "step-*.safetensors"
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint file that is cut off or altered.
-
-    Example:
-        >>> read_checkpoint("runs/x/checkpoints/step-00000010.safetensors")
-        Traceback (most recent call last):
-        DamagedCheckpoint: step-00000010.safetensors is damaged: its digest does not match
-    """
+    """A checkpoint file that is cut off or altered."""
 
 
 def write_checkpoint(folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: int) -> Path:
@@ -44,20 +38,12 @@ def write_checkpoint(folder: Path, step: int, tensors: Tensors, facts: dict[str,
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, newest first.
-
-    Example:
-        >>> list_checkpoints(Path("runs/x/checkpoints"))
-    """
+    """The checkpoints of a run, newest first."""
     return sorted(folder.glob(PATTERN), reverse=True)
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors and facts of a checkpoint, or :class:`DamagedCheckpoint`.
-
-    Example:
-        >>> tensors, facts = read_checkpoint(Path("runs/x/checkpoints/step-00000010.safetensors"))
-    """
+    """The tensors and facts of a checkpoint, or :class:`DamagedCheckpoint`."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -74,11 +60,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, Tensors, dict[str, Any], list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with those newer than it.
-
-    Example:
-        >>> path, tensors, facts, damage = newest_checkpoint(Path("runs/x/checkpoints"))
-    """
+    """The newest checkpoint that is whole, and what was wrong with those newer than it."""
     damage: list[str] = []
     for path in list_checkpoints(folder):
         try:

@@ -41,12 +41,7 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # who this is, before there is a
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run left behind.
-
-    Example:
-        >>> run = train(RECIPES["tiny"], "runs/tiny")
-        >>> run.result["top1"]
-    """
+    """What a training run left behind."""
 
     out: Path
     result: dict[str, Any]  # empty if the run was stopped, and in processes that do not write
@@ -79,9 +74,6 @@ def train(
         watch: called with every line of the log, with what happens in between, and with notes.
         accept_new_data: go on although the images have changed.
         fit_batch: lower the batch size if it is more than the images or cannot be shared out.
-
-    Example:
-        >>> train(RECIPES["tiny"].override({"data": "folder:photos", "epochs": 100}), "runs/photos")
     """
     out, notes = Path(out), list[str]()
     recipe = with_val_share(completed(recipe, out if resume else None))

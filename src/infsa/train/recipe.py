@@ -115,13 +115,7 @@ class Recipe:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def check(self) -> None:
-        """Refuse values that no run can honour, in one line.
-
-        Example:
-            >>> Recipe(epochs=0).check()
-            Traceback (most recent call last):
-            ValueError: epochs must be at least 1, got 0
-        """
+        """Refuse values that no run can honour, in one line."""
         import timm.optim  # slow to load, and `infsa --help` reads this file
 
         from ..data.transforms import check_interpolation, check_view
@@ -259,11 +253,7 @@ RECIPES = {
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The fields in a TOML file, or in the ``recipe.json`` of an earlier run.
-
-    Example:
-        >>> RECIPES["tiny"].override(read_recipe("mine.toml"))
-    """
+    """The fields in a TOML file, or in the ``recipe.json`` of an earlier run."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         fields = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)

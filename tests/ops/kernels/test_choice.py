@@ -102,9 +102,13 @@ def test_one_choice_says_which_and_why():
 
 def test_explaining_runs_nothing_and_changes_nothing():
     module = layer()
-    module.proj.register_forward_hook(lambda *_: pytest.fail("it ran"))
+    for part in (module, module.proj):
+        part.register_forward_hook(lambda *_: pytest.fail("it ran"))
     explain_dispatch(module, torch.zeros(1, 20, 32), impl="reference")
     assert module.impl == "auto"
+    assert explain_dispatch(infsa.nn.PureInfSA(32, 4), torch.zeros(1, 20, 32)).operator == "pure"
+    with pytest.raises(TypeError, match=r"^explain_dispatch takes a function or a layer with an impl, got Linear$"):
+        explain_dispatch(module.proj, torch.zeros(1, 32))
     with pytest.raises(ValueError, match=r"^x must have shape \(B, N, 32\), got \(3, 32\)$"):
         explain_dispatch(module, torch.zeros(3, 32))
 
@@ -150,6 +154,7 @@ def test_auto_asks_the_device(device, capability, chosen, monkeypatch):
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     properties = type("Properties", (), {"major": capability})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties, raising=True)
+    monkeypatch.setattr(dispatch, "_new_enough", dispatch._new_enough.__wrapped__)  # nothing remembered
     with FakeTensorMode():
         q = torch.empty(1, 2, 8, 16, device=device)
         assert explain_dispatch(infsa.pure_attention, q, q, q).impl == chosen

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import infsa
+from infsa.ops.pure import triton_forward
 from infsa.ops.pure.triton_backward import backward
 from infsa.ops.pure.triton_forward import forward
 from infsa.ops.triton.configs import Config
@@ -115,6 +116,25 @@ def test_views_of_one_projection_are_read_where_they_are(is_causal):
     by_view = value_and_gradients(lambda x: function(*x.permute(2, 0, 3, 1, 4).unbind(), gamma), [packed])
     by_copy = value_and_gradients(function, [*(x.contiguous() for x in views), gamma])
     assert torch.equal(by_view[1].permute(2, 0, 3, 1, 4), torch.stack(by_copy[1:4]))
+
+
+@pytest.mark.parametrize("together", [1, 4, 9])
+def test_causal_heads_that_take_turns(together, monkeypatch):
+    """Six heads in groups of four: every block is computed, whoever comes first."""
+    inputs = problem(12, 40, batch=2, heads=3)
+    monkeypatch.setattr(triton_forward, "CACHE", together * 40 * 32 * 4)
+    triton_forward.forward_plan.cache_clear()
+    try:
+        q, k, v, gamma = inputs
+        plan = triton_forward.plan_for(q, k, v, gamma, None, "relu", True, 1e-6)
+        assert plan.group == min(together, 6)
+        z, norm = plan(q, k, v, gamma, None)
+        *found, c = backward(pull(z), q, k, v, gamma, z, norm, "relu", True, 1e-6)
+    finally:
+        triton_forward.forward_plan.cache_clear()
+    found = (z, *found, c.sum((0, 2)) / gamma)
+    yardstick = value_and_gradients(attend("reference", is_causal=True), inputs)
+    assert_within_twice(found, yardstick, exact(inputs, is_causal=True), torch.float32)
 
 
 def test_channels_that_are_not_adjacent():

@@ -10,7 +10,7 @@ import infsa
 from infsa.models.embedding import embed
 from infsa.models.fp8 import round_rows
 from infsa.models.tokenwise import RowNorm
-from infsa.ops.checks import HAS_TRITON
+from infsa.ops.dispatch import HAS_TRITON
 
 from ..helpers import generator
 from .helpers import DEVICE, DTYPES, rms, unit
@@ -31,7 +31,7 @@ def assert_rounded(found, expected, dtype):
     )
 
 
-@pytest.mark.parametrize("kind", ["nothing", "offset", "added", "both"])
+@pytest.mark.parametrize("kind", ["nothing", "offset", "added", "all"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_residual_and_norm(dtype, kind):
     """A part of the rows of a batch, which crosses from one image to the next."""
@@ -39,15 +39,20 @@ def test_residual_and_norm(dtype, kind):
     x, added = drawn(0, batch, tokens, dim, dtype=dtype), drawn(1, batch * tokens, dim, dtype=dtype)
     norm = nn.LayerNorm(dim, eps=1e-6, device=DEVICE, dtype=dtype)
     norm.weight.data, norm.bias.data = drawn(3, dim, dtype=dtype), drawn(4, dim, dtype=dtype)
-    offset = drawn(2, batch, dim) if kind in ("offset", "both") else None
-    kept = x.double().view(-1, dim) + (added.double() if kind in ("added", "both") else 0)
-    sums = kept + (0 if offset is None else offset.double().repeat_interleave(tokens, 0))
+    offset = drawn(2, batch, dim) if kind in ("offset", "all") else None
+    row, bias = (drawn(5, batch, dim, dtype=dtype), drawn(6, dim, dtype=dtype)) if kind == "all" else (None, None)
+    is_added = kind in ("added", "all")
+    kept = x.double().view(-1, dim) + (added.double() if is_added else 0)
+    shared = sum((y.double() for y in (offset, row) if y is not None), torch.zeros(batch, dim, device=DEVICE).double())
+    sums = kept + shared.repeat_interleave(tokens, 0)
     expected = nn.functional.layer_norm(sums, (dim,), norm.weight.double(), norm.bias.double(), 1e-6)
     for eight in (False, True):
         rows, before = x.clone().view(-1, dim), x.view(-1, dim)
-        run = RowNorm(norm, x, added=kind in ("added", "both"), offset=offset, eight=eight)
+        following = torch.full((batch, dim), torch.nan, device=DEVICE)
+        given = {"offset": offset, "row": row, "bias": bias, "following": following}
+        run = RowNorm(norm, x, added=is_added, eight=eight, **given)
         out = None if eight else torch.full_like(rows[part], torch.nan)
-        found = run(rows[part], part.start, added[part] if kind in ("added", "both") else None, out)
+        found = run(rows[part], part.start, added[part] if is_added else None, out)
         if eight:
             assert_in_eight_bits(*found, expected[part])
         else:
@@ -56,6 +61,9 @@ def test_residual_and_norm(dtype, kind):
         assert_rounded(rows[part], kept[part], dtype)
         assert torch.equal(rows[: part.start], before[: part.start])
         assert torch.equal(rows[part.stop :], before[part.stop :])
+        begun = slice(1, 3)  # the images whose first token is in the part
+        assert_rounded(following[begun], (shared + (0 if bias is None else bias.double()))[begun], torch.float32)
+        assert following[0].isnan().all()
 
 
 def assert_in_eight_bits(eight, scale, expected):
@@ -79,11 +87,10 @@ def test_eight_bits_of_rows(gelu):
         assert round_rows(x, gelu)[0][2, 3].isnan()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}, {"patch_size": (4, 8), "in_chans": 1}],
-    ids=str,
-)
+UNEVEN = {"class_token": False, "global_pool": "avg", "patch_size": (4, 8), "in_chans": 1}
+
+
+@pytest.mark.parametrize("options", [{"reg_tokens": 2}, UNEVEN], ids=str)
 @torch.no_grad()
 def test_patches_and_positions(options):
     """Enlarged, shrunk, uneven and unpadded grids, tables larger than patches."""
@@ -94,7 +101,7 @@ def test_patches_and_positions(options):
         nn.init.normal_(p, std=0.3)
     model = model.to(DEVICE, torch.bfloat16).eval()
     exact = copy.deepcopy(model).double()
-    for batch, size in enumerate(((16, 140), (50, 24), (5, 7)), start=1):
+    for batch, size in enumerate(((16, 140), (50, 7)), start=1):
         x = drawn(size[0], batch, model.in_chans, *size, dtype=torch.bfloat16)
         found, plain, wanted = embed(model, x), model.embed(x)[0], exact.embed(x.double())[0]
         assert found.shape == wanted.shape
@@ -109,6 +116,6 @@ def test_whole_models():
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
     model = model.to(DEVICE, torch.bfloat16).eval()
-    x = drawn(6, 2, 3, 24, 40, dtype=torch.bfloat16)
+    x = drawn(6, 2, 3, 16, 24, dtype=torch.bfloat16)
     expected = copy.deepcopy(model).double()(x.double())
-    assert rms(infsa.models.fast(model, chunk=9)(x) - expected) <= 1.5 * rms(model(x) - expected)
+    assert rms(infsa.models.fast(model, chunk=3)(x) - expected) <= 3 * rms(model(x) - expected)

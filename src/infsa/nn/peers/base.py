@@ -48,11 +48,6 @@ class Attention(nn.Module):
             paper's parameter count.
         device: as in torch.
         dtype: as in torch.
-
-    Example:
-        >>> attention = create_attention("agent", 192, 3, grid=(14, 14))
-        >>> attention(torch.randn(2, 1 + 20 * 30, 192), grid=(20, 30)).shape
-        torch.Size([2, 601, 192])
     """
 
     name: ClassVar[str]

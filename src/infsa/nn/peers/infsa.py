@@ -39,7 +39,12 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
 
     Args:
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
-        **options: see :class:`infsa.nn.PureInfSA`; ``activation="gelu"`` has no map: its weights can be negative.
+        gamma: see :class:`infsa.nn.PureInfSA`, as for all that follow.
+        learn_gamma: learn one γ per head.
+        activation: ``"gelu"`` has no map: its weights can be negative.
+        hops: path lengths summed inside the layer.
+        dropout: on the attention weights, in training.
+        impl: which implementation runs.
 
     Example:
         >>> PureInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape
@@ -70,7 +75,13 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
 
     Args:
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
-        **options: see :class:`infsa.nn.LinearInfSA`; ``activation="gelu"`` has no map: its weights can be negative.
+        tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
+        gamma: decay.
+        learn_gamma: learn one γ per head.
+        activation: ``"gelu"`` has no map: its weights can be negative.
+        iterations: scoring rounds.
+        queries: central queries per head.
+        impl: which implementation runs.
 
     Example:
         >>> LinearInfSAAttention(192, 3, grid=(14, 14))(torch.randn(2, 197, 192), (14, 14)).shape

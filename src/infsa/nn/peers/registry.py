@@ -35,12 +35,7 @@ ATTENTIONS: dict[str, type[Attention]] = {
 
 
 def attention_options(name: str) -> list[str]:
-    """The options that a mechanism takes beside ``dim``, ``num_heads``, ``grid`` and ``num_prefix``.
-
-    Example:
-        >>> attention_options("softmax")
-        ['bias', 'device', 'dtype', 'extra_proj', 'fused']
-    """
+    """The options that a mechanism takes beside ``dim``, ``num_heads``, ``grid`` and ``num_prefix``."""
     *parameters, rest = inspect.signature(_mechanism(name)).parameters.values()
     named = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     (others,) = get_args(rest.annotation)  # of Unpack[...]

@@ -22,7 +22,7 @@ from . import plan as plans
 from . import register
 from .plan import Kind, Plan
 
-Tensors = Sequence[Tensor | None]
+Tensors = Sequence[Any]  # tensors, and None for those that a layer does not have
 
 
 def fused_values(
@@ -58,9 +58,6 @@ def fused_values(
 def plan_for(tensors: Tensors, mask: Tensor | None, heads: int, activation: str, eps: float, gamma: float) -> Plan:
     """The launches of a call, cached; ``gamma`` counts where γ is not among the tensors."""
     x, wq, bq, wk, bk, wv, bv, decay = tensors
-    assert x is not None
-    assert wq is not None
-    assert wv is not None
     biased = (bq if wk is None else bk) is not None, bv is not None
     sizes = (heads, wq.shape[0], wv.shape[0], *biased, mask is not None)
     return plans.plan_of(Kind(x.shape, x.dtype, x.device, *sizes, activation, eps, gamma if decay is None else None))
@@ -82,7 +79,6 @@ def _prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
 def forward(plan: Plan, tensors: Tensors, mask: Tensor | None) -> tuple[Tensor, ...]:
     """The values, and what ``backward`` reads."""
     x = tensors[0]
-    assert x is not None
     with on_device(x), _autocast_off(x):
         x, query, key, value, gamma = _prepared(plan, tensors)
         return plan.forward(x, query, key, value, gamma, mask)
@@ -100,21 +96,15 @@ def backward(
     dtypes: list[Any] = [None if y is None else y.dtype for y in tensors]
     found: list[Tensor | None] = [None] * 8
     q, raw, scores, u, pooled, central, numbers = kept
-    assert u is not None
-    assert pooled is not None
-    assert numbers is not None
     with on_device(grad), _autocast_off(grad):
         x, (wq, _), key, value, gamma = _prepared(plan, tensors)
         rows, scaled, pulls = plan.row_gradients(grad.contiguous(), pooled, numbers, value, gamma, u)
         if wants[5] or wants[6]:
             found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, tuple(wants[5:7]), dtypes[5])
         if wants[7]:
-            found[7] = pulls[2].sum(0).sum_to_size(tensors[7].shape).to(dtypes[7])  # type: ignore[union-attr]
+            found[7] = pulls[2].sum(0).sum_to_size(tensors[7].shape).to(dtypes[7])
         if not any(wants[:5]):
             return found
-        assert q is not None
-        assert scores is not None
-        assert central is not None
         real = mask_bytes(mask, x)
         both, du, sums = plan.score_gradients(x, raw, scores, numbers, rows, pulls, real)
         on_vectors, on_totals, central = plan.central_gradients(du, sums, central, numbers, pulls, key)

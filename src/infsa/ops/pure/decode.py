@@ -95,9 +95,13 @@ class PureDecodeState:
 
     Example:
         >>> state = infsa.PureDecodeState(gamma=0.7)
-        >>> prompt = state.step(q, k, v)            # (B, H, t, d) each: t tokens at once
-        >>> token = state.step(q1, k1, v1)          # (B, H, 1, d) each: one more
+        >>> q, k, v = torch.randn(3, 1, 8, 5, 64)
+        >>> state.step(q, k, v).shape  # a prompt of five tokens
+        torch.Size([1, 8, 5, 64])
+        >>> state.step(q[:, :, :1], k[:, :, :1], v[:, :, :1]).shape  # one more
+        torch.Size([1, 8, 1, 64])
         >>> len(state)
+        6
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Pure InfSA backward: the launches of ``triton_backward_kernels`` for one kind of call."""
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
@@ -84,15 +85,28 @@ class Backward:
             tma = config.tma and aligned and plan.aligned and describable(plan.dtype, *strides[2:4])
             n_own, n_other = (n_k, n_q) if keys else (n_q, n_k)
             tiles = {"OWN": own, "OTHERS": others, "EVEN": n_other % others == 0, "KEYS": keys, "TMA": tma}
-            numbers = (*(s for x in strides for s in x[:3]), steps, items, plan.heads, n_own, n_other, blocks)
+            numbers = (
+                *(s for x in strides for s in x[:3]),
+                steps,
+                items,
+                plan.heads,
+                plan.group,
+                n_own,
+                n_other,
+                blocks,
+            )
             ways = {"SPECIALIZE": config.specialize, "NARROW": min(config.narrow, others // 16)}
             constants = fixed | tiles | ways | config.launch
             grid = (items * triton.cdiv(n_own, own),)
             return Launch(pure_gather, grid, (*numbers, plan.unit, plan.eps), constants, plan.device, tma)
 
-        config = keys_config or default_config("keys", plan.widest, plan.dtype, plan.device.index, plan.is_causal)
+        def chosen(kernel: str) -> Config:
+            config = default_config(kernel, plan.widest, plan.dtype, plan.device.index, plan.is_causal)
+            return replace(config, registers=None) if self.factors == 3 else config  # float16 needs more of them
+
+        config = keys_config or chosen("keys")
         self.keys = gather(True, config, config.block_k, config.block_q, (k, v, q, grad, dk, dv))
-        config = queries_config or default_config("queries", plan.widest, plan.dtype, plan.device.index, plan.is_causal)
+        config = queries_config or chosen("queries")
         self.queries = gather(False, config, config.block_q, config.block_k, (q, grad, k, v, dq, dq))
 
     def __call__(

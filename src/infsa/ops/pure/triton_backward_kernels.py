@@ -69,7 +69,7 @@ def pure_row_dots(
     LEARNED: tl.constexpr,
 ):
     """c_i and its sum over a block of queries; with ``FACTORS`` 1 also a ∂L/∂Z and the block's part of w."""
-    block, blocks, item, batch, head = block_of(n_q, heads, BLOCK_Q, False)
+    block, blocks, item, batch, head = block_of(n_q, heads, 1, BLOCK_Q, False)
     start = block * BLOCK_Q
     g_base = head_start(g_ptr, batch, head, stride_gb, stride_gh)
     z_base = head_start(z_ptr, batch, head, stride_zb, stride_zh)
@@ -102,7 +102,7 @@ def pure_row_dots(
 @triton.jit(do_not_specialize=COUNTS)
 def pure_later_rows(rows_ptr, partial_ptr, items, n_q, BLOCK_Q: tl.constexpr):
     """Add to a block's part of w what the rows of later blocks give: the norms of those contain it."""
-    block, blocks, item, _, _ = block_of(n_q, items, BLOCK_Q, False)
+    block, blocks, item, _, _ = block_of(n_q, items, 1, BLOCK_Q, False)
     later = sum_of(partial_ptr + wide(items + item) * blocks + block + 1, blocks - 1 - block, 128)
     row = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     place = rows_ptr + wide(item) * n_q + row
@@ -221,6 +221,7 @@ def pure_gather(
     gamma_stride,
     items,
     heads,
+    group,
     n_own,
     n_other,
     dot_blocks,
@@ -241,7 +242,7 @@ def pure_gather(
     SPECIALIZE: tl.constexpr,
 ):
     """The gradients of a block of one head: dK and dV, gathered from all (q, ∂L/∂Z), or dQ, from all (k, v)."""
-    block, _, item, batch, head = block_of(n_own, heads, OWN, CAUSAL and not KEYS)  # the most work first
+    block, _, item, batch, head = block_of(n_own, heads, group, OWN, CAUSAL and not KEYS)  # the most work first
     start = block * OWN
     x_base = head_start(x_ptr, batch, head, stride_xb, stride_xh)
     y_base = head_start(y_ptr, batch, head, stride_yb, stride_yh)

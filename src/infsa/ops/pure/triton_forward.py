@@ -15,6 +15,7 @@ from ..triton.parts import NUMBERS
 from .triton_forward_kernels import pure_rows, pure_scale
 
 PLANS = 512  # kinds of calls whose launches are kept
+CACHE = 2**23  # bytes of keys and values that causal programs of several heads may share: a part of the L2 cache
 Strides = tuple[int, ...]
 
 
@@ -52,9 +53,11 @@ class Forward:
         self.widest, self.unit = max(tile + rest for _, tile, rest in widths), 1 / math.sqrt(self.width)
         self.sizes = {"VALUE_WIDTH": self.value_width, "VALUE_PADDED": padded_width(self.value_width)}
         self.widths = {"WIDTHS": widths[0], "VALUE_WIDTHS": widths[1], "ACTIVATION": NUMBERS[activation]}
+        head_bytes = self.n_k * (self.width + self.value_width) * dtype.itemsize
+        self.group = max(1, min(self.items, CACHE // head_bytes)) if is_causal else 1  # heads whose blocks take turns
         self.decay = {"LEARNED": gamma is not None}
 
-        config = config or default_config("forward", self.widest, dtype, device.index)
+        config = config or default_config("forward", self.widest, dtype, device.index, is_causal)
         blocks = triton.cdiv(self.n_q, config.block_q)
         tokens = self.items * self.n_q
         self.scratch = (
@@ -71,7 +74,7 @@ class Forward:
         ways = {"TMA": tma, "SPECIALIZE": config.specialize, "LANES": config.lanes, "CAUSAL": is_causal}
         range_ = {"HEADROOM": 2 ** math.ceil(math.log2(2 * math.sqrt(self.width))), "SCALED": dtype != torch.bfloat16}
         grid = (self.items * blocks,)
-        numbers = (*steps, self.heads, self.n_q, self.n_k, self.unit, 1 / root_keys)
+        numbers = (*steps, self.heads, self.group, self.n_q, self.n_k, self.unit, 1 / root_keys)
         self.rows = Launch(pure_rows, grid, numbers, range_ | self.widths | tiles | ways | config.launch, device, tma)
         numbers = (*self.z_strides[:3], gamma or 0, *(seen or (0, 0)), self.heads, self.n_q, root_keys, self.eps)
         blocked = {"BLOCK_Q": config.block_q, "CAUSAL": is_causal, "BY_ROW": seen is not None, "num_warps": 4}

@@ -133,6 +133,7 @@ def pure_rows(
     stride_zh,
     stride_zn,
     heads,
+    group,
     n_q,
     n_k,
     inverse_root_width,
@@ -151,7 +152,7 @@ def pure_rows(
     LANES: tl.constexpr,
 ):
     """u, r and the block's Σ r² for one block of queries of one head."""
-    block, blocks, item, batch, head = block_of(n_q, heads, BLOCK_Q, CAUSAL)  # the longest rows first
+    block, blocks, item, batch, head = block_of(n_q, heads, group, BLOCK_Q, CAUSAL)  # the longest rows first
     start = block * BLOCK_Q
     queries = head_start(q_ptr, batch, head, stride_qb, stride_qh)
     queries = tokens_of(queries, stride_qn, n_q, WIDTHS, BLOCK_Q, False)
@@ -242,7 +243,7 @@ def pure_scale(
     LEARNED: tl.constexpr,
 ):
     """Turn u into Z for one block of queries, and write the norms F."""
-    block, blocks, item, batch, head = block_of(n_q, heads, BLOCK_Q, False)
+    block, blocks, item, batch, head = block_of(n_q, heads, 1, BLOCK_Q, False)
     start = block * BLOCK_Q
     row = start + tl.arange(0, BLOCK_Q)
     row_norm = tl.load(row_norm_ptr + wide(item) * n_q + row, mask=row < n_q, other=0.0)

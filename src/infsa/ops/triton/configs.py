@@ -80,6 +80,8 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
         16: Config(128, 64, 4, 4, lanes=True),
         32: Config(128, 64, 4, 3, lanes=True),
         64: Config(128, 64, 4, 3, lanes=True),
+        80: Config(128, 64, 4, 3, lanes=True),
+        96: Config(128, 64, 4, 3, tma=True, lanes=True),
         128: Config(128, 128, 8, 3, tma=True, lanes=True),
     },
     ("keys", 80): {
@@ -97,8 +99,10 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
     ("keys", 90): {
         16: Config(64, 128, 4, 4),
         32: Config(64, 64, 4, 3),
-        64: Config(64, 64, 4, 3),
-        128: Config(64, 128, 8, 4),
+        64: Config(64, 64, 4, 3, registers=168),
+        80: Config(64, 64, 4, 3),
+        96: Config(64, 64, 4, 3),
+        128: Config(64, 128, 8, 4, tma=True),
     },
     ("queries", 80): {
         16: Config(128, 64, 8, 2),
@@ -115,14 +119,22 @@ HALF: dict[tuple[str, int], dict[int, Config]] = {
     ("queries", 90): {
         16: Config(128, 64, 4, 4),
         32: Config(128, 64, 8, 3),
-        64: Config(128, 64, 8, 3),
-        128: Config(128, 64, 8, 3, tma=True),
+        64: Config(128, 64, 8, 3, tma=True),
+        80: Config(128, 64, 8, 3, tma=True, registers=128),
+        96: Config(64, 64, 4, 3, tma=True),
+        128: Config(128, 64, 8, 4, tma=True),
     },
 }
 # Blackwell keeps a tile of scores in shared memory too: 128 x 128 would not fit
 HALF |= {(kernel, 100): dict(HALF[kernel, 90]) for kernel in ("forward", "keys", "queries")}
 HALF["forward", 100][128] = Config(128, 64, 4, 2, tma=True, lanes=True)
-CAUSAL: dict[tuple[str, int], dict[int, Config]] = {}  # where the diagonal asks for other tiles
+HALF["keys", 100][128] = Config(64, 128, 8, 4)
+HALF["queries", 100][128] = Config(128, 64, 8, 3, tma=True)
+CAUSAL: dict[tuple[str, int], dict[int, Config]] = {  # where the diagonal asks for other tiles
+    ("forward", 90): {64: Config(128, 64, 4, 3, tma=True, lanes=True)},
+    ("keys", 90): {64: Config(128, 64, 4, 2), 128: Config(64, 64, 4, 2, tma=True, narrow=1)},
+    ("queries", 90): {128: Config(128, 64, 8, 4, tma=True, narrow=1)},
+}
 FULL = {16: Config(64, 32), 32: Config(64, 32), 64: Config(32, 32), 128: Config(32, 32, 8, 1)}  # float32
 
 

@@ -16,7 +16,7 @@ NUMBERS = {"relu": 0, "gelu": 1, "abs": 2}
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # a new length must not recompile
-COUNTS = ["heads", "items", "n", "n_q", "n_k", "n_own", "n_other", "dot_blocks", "splits", "span", "skip"]
+COUNTS = ["heads", "group", "items", "n", "n_q", "n_k", "n_own", "n_other", "dot_blocks", "splits", "span", "skip"]
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
@@ -67,13 +67,19 @@ def sums_behind(rows_ptr, count):
 
 
 @triton.jit
-def block_of(length, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
-    """The program's block of one head's tokens: its number, how many there are, the item, and its batch and head."""
+def block_of(length, heads, group, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
+    """The program's block of one head's tokens: its number, how many there are, the item, and its batch and head.
+
+    The items of a group take turns, block by block: where blocks differ in work, those with the most come first.
+    """
     blocks = tl.cdiv(length, BLOCK)
-    block = tl.program_id(0) % blocks
+    first = tl.program_id(0) // (blocks * group) * group
+    place = tl.program_id(0) - first * blocks
+    together = tl.minimum(group, tl.num_programs(0) // blocks - first)
+    block = place // together
+    item = first + place % together
     if LAST_FIRST:
         block = blocks - 1 - block
-    item = tl.program_id(0) // blocks
     return block, blocks, item, item // heads, item % heads
 
 
