@@ -3,7 +3,7 @@
     python benchmarks/models.py --out benchmarks/results/models-h200.json
     python benchmarks/models.py --tiny --out tiny.json      # anywhere: small models, times that mean nothing
 
-bfloat16, batch 1, training compiled; ``infsa bench`` measures models as they come. Before a fast path is timed, what it
+bfloat16, batch 1, training compiled; ``infsa bench`` measures eager models. Before a fast path is timed, what it
 gives at that size (logits, or in training the gradient of the patch embedding) is compared with the model as it is: a
 distance of more than three times the model's own error against float64 on a small image is red, and no time is
 measured. A time is the mean of two medians, their distance the spread. The floor is what the matrix products of the

@@ -76,7 +76,7 @@ def stress_table(content: Content) -> Table:
 
 
 def compiled_table(content: Content) -> Table:
-    """Inference at 1024², as it comes and compiled with CUDA graphs."""
+    """Inference at 1024², eager and compiled with CUDA graphs."""
     lines = []
     for name, variant in VARIANTS.items():
         eager = "infsa_pure" if name == "infsa_pure-triton" else name  # what "auto" takes on a GPU, not compiled
@@ -93,7 +93,7 @@ def compiled_table(content: Content) -> Table:
 def crossover_table(content: Content) -> Table:
     """From which N on Linear-InfSA is faster than others in the same model, measured.
 
-    In inference, as it comes and compiled with CUDA graphs, and in training.
+    In inference, eager and compiled with CUDA graphs, and in training.
     """
     found: dict[str, list[str]] = {}
     rows = content["rows"].values()

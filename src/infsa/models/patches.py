@@ -131,7 +131,7 @@ def project(layer: PatchEmbed, patches: Tensor) -> Tensor:
 
 
 def disjoint(layer: PatchEmbed) -> bool:
-    """Whether the patches are embedded by a plain convolution, each by itself, and nobody listens to it."""
+    """Whether the patches are embedded by a plain convolution, each by itself, and has no hooks."""
     c = layer.proj
     plain = type(layer) is PatchEmbed and type(c) is nn.Conv2d and c.kernel_size == c.stride == tuple(layer.patch_size)
     alone = plain and c.groups == 1 and c.padding == (0, 0) and c.dilation == (1, 1)

@@ -150,7 +150,7 @@ class FastInfViT(nn.Module):
         return self.model.classify(*self.model.embed(images), patch_mask)
 
     def _infer(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        """The logits without gradients, by kernels where the modules are plain ones that nobody listens to."""
+        """The logits without gradients, by kernels where the modules are plain and have no hooks."""
         with torch.cuda.device(images.device) if images.is_cuda else contextlib.nullcontext():
             x = embed(self.model, images).contiguous()
             return self.model.classify(x, self.model.grid_of(images), patch_mask, _Steps(self))

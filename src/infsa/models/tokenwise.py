@@ -87,7 +87,7 @@ class RowNorm:
 
 
 def is_plain_norm(norm: nn.Module | None) -> TypeGuard[nn.LayerNorm]:
-    """Whether a norm is a LayerNorm over the channels with gain and shift, and nobody listens to it."""
+    """Whether a norm is a LayerNorm over the channels with gain and shift, and has no hooks."""
     if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1:
         return False
     return type(norm.weight) is type(norm.bias) is nn.Parameter and untouched(norm)
@@ -154,7 +154,7 @@ def add_mlp(
 
 
 def is_gelu(act: nn.Module) -> bool:
-    """Whether an activation is GELU, in either form, and nobody listens to it."""
+    """Whether an activation is GELU, in either form, and has no hooks."""
     return type(act) is nn.GELU and untouched(act)
 
 
