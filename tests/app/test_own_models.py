@@ -86,7 +86,7 @@ def test_what_cannot_be_shown_is_refused_before_the_page_starts(
 ):
     pytest.importorskip("gradio")
     folder = saved(tmp_path / "own", **options)
-    chosen = [word for path in words for word in ("--checkpoint", path.format(folder=folder))]
+    chosen = [word for path in words for word in ("--model", path.format(folder=folder))]
     monkeypatch.setattr(sys, "argv", ["infsa", "app", *chosen])
     with pytest.raises(SystemExit) as stop:
         main()

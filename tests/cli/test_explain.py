@@ -35,7 +35,7 @@ def test_every_kind_of_file(monkeypatch, capsys, tmp_path, checkpoints):
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.jpg").write_text("no image")
     files = [str(tmp_path / name) for name in ("cut.jpg", "gray.png", "text.jpg", "large.jpg", "clear.png", "none.png")]
-    models = [argument for path in checkpoints.values() for argument in ("-c", path)]
+    models = [argument for path in checkpoints.values() for argument in ("-m", path)]
     out = tmp_path / "out"
     code, text, err = run(monkeypatch, capsys, "explain", *files, *models, "--out", str(out))
     assert code == 1
@@ -56,7 +56,7 @@ def test_every_kind_of_file(monkeypatch, capsys, tmp_path, checkpoints):
 
 def test_native_resolution(monkeypatch, capsys, tmp_path, checkpoints):
     colours(203, 101).save(tmp_path / "a.png")
-    arguments = ["-c", checkpoints["infsa_linear"], "--resolution", "native", "--out", str(tmp_path / "out"), "--json"]
+    arguments = ["-m", checkpoints["infsa_linear"], "--resolution", "native", "--out", str(tmp_path / "out"), "--json"]
     code, out, err = run(monkeypatch, capsys, "explain", str(tmp_path / "a.png"), *arguments)
     assert (code, err) == (0, "")
     assert json.loads(out)["images"][0]["grid"] == [13, 25]
@@ -68,7 +68,7 @@ def test_files_of_one_name_keep_their_own_panels(monkeypatch, capsys, tmp_path, 
         colours(20, 20).save(tmp_path / folder / "a.png")
     files = [str(tmp_path / folder / "a.png") for folder in ("x", "y")]
     code, _, _ = run(
-        monkeypatch, capsys, "explain", *files, "-c", checkpoints["softmax"], "--out", str(tmp_path / "out")
+        monkeypatch, capsys, "explain", *files, "-m", checkpoints["softmax"], "--out", str(tmp_path / "out")
     )
     assert code == 0
     assert len(list((tmp_path / "out").glob("a-*-panel.png"))) == 2
@@ -80,15 +80,15 @@ def test_files_of_one_name_keep_their_own_panels(monkeypatch, capsys, tmp_path, 
         (["--method", "gaze"], "'gaze'", 2),
         (["--resolution", "big"], "'big'", 2),
         (["--device", "abacus"], "'abacus'", 2),
-        (["-c", "nowhere.safetensors"], "nowhere.safetensors", 1),
+        (["-m", "nowhere.safetensors"], "nowhere.safetensors", 1),
         (["--layer", "9"], "got 9", 1),
         (["--head", "7"], "got 7", 1),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, capsys, tmp_path, checkpoints):
     colours(20, 20).save(tmp_path / "a.png")
-    if "-c" not in arguments:
-        arguments = ["-c", checkpoints["softmax"], *arguments]
+    if "-m" not in arguments:
+        arguments = ["-m", checkpoints["softmax"], *arguments]
     out = str(tmp_path / "out")
     code, _, err = run(monkeypatch, capsys, "explain", str(tmp_path / "a.png"), "--out", out, *arguments)
     assert code == expected
@@ -103,7 +103,7 @@ def test_a_resolution_that_does_not_fit_is_refused_with_one_that_does(
     import re
 
     colours(32, 32).save(tmp_path / "a.png")
-    words = ["explain", str(tmp_path / "a.png"), "-c", checkpoints[attention], "--out", str(tmp_path / "out")]
+    words = ["explain", str(tmp_path / "a.png"), "-m", checkpoints[attention], "--out", str(tmp_path / "out")]
     monkeypatch.setattr("infsa.evaluate.maps.available", lambda: 3 * 10**5)
     code, _, err = run(monkeypatch, capsys, *words, "--resolution", "256")
     assert (code, err.count("\n")) == (1, 1)

@@ -76,7 +76,7 @@ def rows_of(text):
 
 
 def test_every_file_has_a_line_in_order_with_classes_or_a_reason(monkeypatch, capsys, model, everything):
-    arguments = [*map(str, everything), "-c", str(model), "--batch-size", "3"]
+    arguments = [*map(str, everything), "-m", str(model), "--batch-size", "3"]
     code, out, err = run(monkeypatch, capsys, "predict", *arguments)
     rows = rows_of(out)
     assert code == 0
@@ -142,7 +142,7 @@ def test_json_lines_and_maps(monkeypatch, capsys, model, folder, tmp_path):
         str(folder / "text.png"),
     ]
     target = tmp_path / "new.jsonl"
-    options = ["-c", str(model), "--top-k", "2", "--out", str(target), "--maps", str(tmp_path / "maps")]
+    options = ["-m", str(model), "--top-k", "2", "--out", str(target), "--maps", str(tmp_path / "maps")]
     code, out, _ = run(monkeypatch, capsys, "predict", *files, *options)
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert (code, out) == (0, "")
@@ -152,16 +152,16 @@ def test_json_lines_and_maps(monkeypatch, capsys, model, folder, tmp_path):
     maps = [line["map"] for line in lines[:3]]
     assert [os.path.basename(path) for path in maps] == ["a-1.png", "a-2.png", "wide.png"]
     assert [Image.open(path).size for path in maps] == [(32, 32), (52, 52), (24, 24)]
-    code, out, _ = run(monkeypatch, capsys, "predict", files[0], "-c", str(model), "--json")
+    code, out, _ = run(monkeypatch, capsys, "predict", files[0], "-m", str(model), "--json")
     assert json.loads(out)["predictions"][0].keys() == {"class", "probability"}
 
 
 def test_nothing_readable_is_exit_code_1_and_still_listed(monkeypatch, capsys, model, folder, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "predict", str(folder / "text.png"), "gone.jpg", "-c", str(model))
+    code, out, err = run(monkeypatch, capsys, "predict", str(folder / "text.png"), "gone.jpg", "-m", str(model))
     assert code == 1
     assert [row["error"] for row in rows_of(out)] == ["no such file", "not an image in a known format"]
     assert err == "0 images classified, 2 could not be read\n"
-    code, out, _ = run(monkeypatch, capsys, "predict", str(tmp_path), "-c", str(model))
+    code, out, _ = run(monkeypatch, capsys, "predict", str(tmp_path), "-m", str(model))
     assert (code, [row["error"] for row in rows_of(out)]) == (1, ["no images in this folder"])
 
 
@@ -169,7 +169,7 @@ def test_names_that_are_not_text_are_escaped(monkeypatch, capsys, model, folder,
     name = os.path.join(os.fsencode(tmp_path), b"\xff,\n.png")
     with open(name, "wb") as file:
         file.write((folder / "wide.png").read_bytes())
-    code, out, _ = run(monkeypatch, capsys, "predict", str(tmp_path), "-c", str(model))
+    code, out, _ = run(monkeypatch, capsys, "predict", str(tmp_path), "-m", str(model))
     (row,) = rows_of(out)
     assert code == 0
     assert row["file"].endswith("\\xff,\n.png")
@@ -178,8 +178,8 @@ def test_names_that_are_not_text_are_escaped(monkeypatch, capsys, model, folder,
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["-c", "nowhere"], "nowhere"),
-        (["-c", "MODEL/config.json"], "safetensors"),
+        (["-m", "nowhere"], "nowhere"),
+        (["-m", "MODEL/config.json"], "safetensors"),
         (["--top-k", "0"], "must be 1 or more, got 0"),
         (["--batch-size", "-1"], "must be 1 or more, got -1"),
         (["--workers", "0"], "must be 1 or more, got 0"),
@@ -221,7 +221,7 @@ def test_models_that_cannot_are_refused(tmp_path, monkeypatch, capsys, folder):
         ("linformer", {"attention": "linformer"}, "no attention map"),
     ):
         save_weights(small(**{"attention": "infsa_linear", **options}), tmp_path / name)
-        words = ["-c", str(tmp_path / name), "--maps", str(tmp_path / "maps")]
+        words = ["-m", str(tmp_path / name), "--maps", str(tmp_path / "maps")]
         words += ["--resolution", "native"] if name == "fixed" else []
         code, out, err = run(monkeypatch, capsys, "predict", str(folder / "wide.png"), *words)
         assert (code in (1, 2), out, err.count("\n")) == (True, "", 1)

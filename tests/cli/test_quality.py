@@ -15,7 +15,7 @@ def checkpoints(tmp_path):
     arguments = []
     for attention, seed in (("softmax", 0), ("softmax", 1), ("infsa_linear", 0)):
         folder = infsa.models.save_weights(small(attention, seed, num_classes=10), tmp_path / f"{attention}-{seed}")
-        arguments += ["-c", str(folder)]
+        arguments += ["-m", str(folder)]
     return arguments
 
 
@@ -57,7 +57,7 @@ def test_json_resumes_and_refuses_to_mix(monkeypatch, capsys, tmp_path, checkpoi
 
 def test_another_number_of_classes_is_refused(monkeypatch, capsys, tmp_path):
     folder = infsa.models.save_weights(small(num_classes=7), tmp_path / "model")
-    code, _, err = run(monkeypatch, capsys, "quality", "-c", f"seven-0={folder}", *FEW, "--out", str(tmp_path / "out"))
+    code, _, err = run(monkeypatch, capsys, "quality", "-m", f"seven-0={folder}", *FEW, "--out", str(tmp_path / "out"))
     assert code == 1
     assert "seven-0 knows 7 classes" in err
     assert err.count("\n") == 1
@@ -89,7 +89,7 @@ def test_data_without_boxes_gives_no_empty_figure(monkeypatch, capsys, tmp_path,
     for name in ("cat", "dog"):
         write_image(tmp_path / "val" / name / "0.png", size=(32, 32))
     folder = infsa.models.save_weights(small(num_classes=2), tmp_path / "model")
-    words = ["-c", f"two-0={folder}", "--data", f"folder:{tmp_path}", "--levels", "2", "--device", "cpu"]
+    words = ["-m", f"two-0={folder}", "--data", f"folder:{tmp_path}", "--levels", "2", "--device", "cpu"]
     words += ["--all-images", "--min-probability", "0", "--out", str(tmp_path / "out")]
     code, out, err = run(monkeypatch, capsys, "quality", *words)
     assert (code, err) == (0, "")

@@ -173,7 +173,7 @@ def run(monkeypatch, capsys, *arguments):
 
 
 def test_the_command(photos, monkeypatch, capsys, tmp_path):
-    options = [part for name, value in OPTIONS.items() for part in ("--option", f"{name}={value}")]
+    options = [part for name, value in OPTIONS.items() for part in ("--model-option", f"{name}={value}")]
     arguments = ["adapt", "deit_tiny_patch16_224", *options, "--data", f"images:{photos}", "--size", "32"]
     arguments += ["--batch-size", "6", "--layer-epochs", "1", "--logit-epochs", "1", "--out", str(tmp_path / "run")]
     arguments += ["--variant", "linear", "--set", "workers=0", "--device", "cpu"]

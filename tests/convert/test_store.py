@@ -26,7 +26,7 @@ def run(monkeypatch, capsys, *arguments):
 
 
 def pairs(options):
-    return [part for name, value in options.items() for part in ("--option", f"{name}={value}")]
+    return [part for name, value in options.items() for part in ("--model-option", f"{name}={value}")]
 
 
 def test_a_file_makes_its_model_again(tmp_path):
@@ -100,12 +100,12 @@ def test_names_open(tmp_path):
 
 def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
     arguments = ["convert", NAME, *pairs(OPTIONS), "--variant", "linear", "--exclude", "blocks.1.*"]
-    code, out, _ = run(monkeypatch, capsys, *arguments, "--dry-run")
+    code, out, _ = run(monkeypatch, capsys, *arguments, "--plan")
     assert code == 0
     assert "blocks.0.attn" in out
     assert "linear (swap)" in out
     assert "blocks.1.attn: keep: excluded by 'blocks.1.*'" in out
-    code, out, _ = run(monkeypatch, capsys, *arguments, "--dry-run", "--json")
+    code, out, _ = run(monkeypatch, capsys, *arguments, "--plan", "--json")
     assert [layer["action"] for layer in json.loads(out)["layers"]] == ["convert", "keep"]
 
 
@@ -120,13 +120,13 @@ def test_the_command_converts(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([NAME], 2, "--dry-run"),
-        ([NAME, "--dry-run", "--gamma", "2"], 2, "got 2.0"),
-        ([NAME, "--dry-run", "--option", "depth"], 2, "name=value"),
-        ([NAME, "--dry-run", "--option", "colour=1"], 1, "colour"),
+        ([NAME], 2, "--plan"),
+        ([NAME, "--plan", "--gamma", "2"], 2, "got 2.0"),
+        ([NAME, "--plan", "--model-option", "depth"], 2, "name=value"),
+        ([NAME, "--plan", "--model-option", "colour=1"], 1, "colour"),
         (["resnet18", "--out", "x.safetensors"], 1, "nothing to convert"),
         (["torchvision:swin_t", "--variant", "linear", "--out", "x.safetensors"], 1, "features.1.0.attn"),
-        ([NAME, "--dry-run", "--variant", "cubic"], 1, "got 'cubic'"),
+        ([NAME, "--plan", "--variant", "cubic"], 1, "got 'cubic'"),
     ],
 )
 def test_the_command_fails_in_one_line(arguments, code, message, monkeypatch, capsys, tmp_path):

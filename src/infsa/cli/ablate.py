@@ -23,7 +23,7 @@ def ablate(
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/ablation"),
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
     quality_images: Annotated[
         int, typer.Option(help="Images for MoRF, LeRF and boxes; 0: leave them out.", callback=at_least(0))
     ] = 200,
@@ -37,7 +37,7 @@ def ablate(
     """Train every point of a grid with several seeds; accuracy, latency, convergence and map quality in one table.
 
     Without --grid: gamma 0.3, 0.5, 0.7, 0.9 with ReLU, and relu, gelu, abs at gamma 0.7. Names may be fields of the
-    recipe, arguments of the model (gamma, heads, depth) or of its attention (iterations). The same command goes on
+    recipe, arguments of the model (gamma, heads, depth) or of its attention (iterations). The same command continues
     where it was stopped.
 
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10

@@ -21,8 +21,8 @@ def adapt(
         Path | None, typer.Option(help="Safetensors of the original model.", show_default="random weights")
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
-    option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data; repeatable.")] = None,
+    model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
     variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
     level: Annotated[str, typer.Option(help="swap, or surgery (linear).")] = "swap",
     norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
@@ -43,10 +43,10 @@ def adapt(
     seed: Annotated[int, typer.Option(help="Of order and views.", callback=checked(check_seed))] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Convert a model's attention and win back its accuracy by learning from the original model.
+    """Convert a model's attention and recover its accuracy by distillation from the original model.
 
     Each layer learns the original's output, then the model learns the original's logits, then the labels if asked. The
     folder receives checkpoints, result.json and model.safetensors.
@@ -58,7 +58,7 @@ def adapt(
     from ..train.adapt import adapt as adapt_model
     from ..train.adaptation import Adaptation
 
-    options, fields = parse_pairs(option or []), parse_pairs(setting or [])
+    options, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
     named: dict[str, Any] = {
         "data": data, "layer_epochs": layer_epochs, "logit_epochs": logit_epochs, "label_epochs": label_epochs,
         "size": size, "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),

@@ -12,7 +12,7 @@ from .parameters import check_seed, checked
 
 
 def align(
-    checkpoints: options.Checkpoints,
+    models: options.Models,
     data: options.Data,
     split: options.Split = "val",
     images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 64,
@@ -25,7 +25,7 @@ def align(
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),
     as_json: options.Json = False,
 ) -> None:
-    """Compare the vector a with the Perron vector of every head, beside candidates that need no theory.
+    """Compare the centrality vector with the Perron vector of every head, beside simple baselines.
 
     Uniform, energy and short power iterations stand beside a; the ratio |λ₂|/|λ₁| says how well the Perron vector is
     set apart. Heads without one are counted. Checkpoints are grouped as in ``infsa quality``.
@@ -37,7 +37,7 @@ def align(
     from ..report.quality_figures import draw_alignment_bars
     from ..report.quality_tables import alignment_table
 
-    subjects = options.chosen_subjects(checkpoints)
+    subjects = options.chosen_subjects(models)
     source = options.named_data(data, split)
     console = Console(quiet=as_json)
     with options.progress_report(console) as report:

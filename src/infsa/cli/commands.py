@@ -36,6 +36,7 @@ def load(name: str) -> Any:
     alone = typer.Typer(add_completion=False)
     alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
     command = typer.main.get_command(alone)
+    command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))  # no ragged lines
     for option in command.params:
         unsaid = option.default is None and not option.required and getattr(option, "show_default", None) is True
         if unsaid and "default" not in (getattr(option, "help", None) or ""):

@@ -31,27 +31,27 @@ def convert(
         Path | None, typer.Option(help="Safetensors to load first.", show_default="random weights")
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
-    option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
+    model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the converted weights go (.safetensors).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show what becomes of every attention layer of a model, then convert it and write its weights.
+    """Print what happens to every attention layer of a model, then convert it and write its weights.
 
     Layers that cannot be converted are named with the reason; --exclude keeps them as they are.
 
-    Example: infsa convert timm:deit_tiny_patch16_224 --variant linear --dry-run
+    Example: infsa convert timm:deit_tiny_patch16_224 --variant linear --plan
     """
     from ..conversion import convert as convert_model
     from ..conversion import open_model, plan_conversion, save_converted
 
-    if out is None and not dry_run:
-        raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --dry-run")
+    if out is None and not plan_only:
+        raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --plan")
     console = Console(quiet=as_json)
     settings: dict[str, Any] = {
         "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
     }  # fmt: skip
-    options = parse_pairs(option or [])
+    options = parse_pairs(model_option or [])
     with console.status(f"Building {model} ..."):
         network = open_model(model, weights, pretrained, options)
     plan = plan_conversion(network, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def convert(
     for note in plan.notes():
         console.print(f"  {note}", highlight=False, soft_wrap=True)
     content = {"model": model, **plan.as_dict()}
-    if not dry_run:
+    if not plan_only:
         assert out is not None
         plan.check()
         convert_model(network, variant, include=include, exclude=exclude, inplace=True, **settings)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def embed(
     """Write embeddings and predictions of many images as one table, a row per image.
 
     Images that fit are batched by size, larger ones are streamed. A file that cannot be read has a row with the
-    reason. Killed at any moment, the same command goes on, to the same table; files that have not changed are not
+    reason. If it is killed, the same command continues and writes the same table; unchanged files are not
     computed again. The exit code is 1 if no image could be read.
 
     Example: infsa embed slides/ --model runs/slides --memory 16GiB --out cohort.parquet

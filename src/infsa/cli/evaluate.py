@@ -34,7 +34,7 @@ def evaluate(
         str | None,
         typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
     ] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
     crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=at_least(1))] = 128,
     workers: Annotated[int, typer.Option(help="Processes that read images.", callback=at_least(0))] = 2,
@@ -45,7 +45,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure top-1, top-5, loss and per-class accuracy, and what is taken for what.
+    """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix.
 
     Classes are matched by their names. A model that was trained on the same folder is measured on the images that its
     run held out.

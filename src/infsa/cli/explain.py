@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
-    checkpoints: Annotated[
+    models: Annotated[
         list[str] | None,
         typer.Option(
-            "--checkpoint",
-            "-c",
+            "--model",
+            "-m",
             help=WEIGHTS,
             show_default="the three shipped models",
         ),
@@ -30,28 +30,30 @@ def explain(
     method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
     resolution: Annotated[
         str,
-        typer.Option(help="What the model sees: model (the size it was made for), native, or the side of a square."),
+        typer.Option(help="Input size: model (the size it was trained at), native, or the side of a square in pixels."),
     ] = "model",
-    layer: Annotated[int, typer.Option(help="Block to read, from the end if negative.")] = -1,
-    head: Annotated[int | None, typer.Option(help="One head instead of their mean.", show_default="the mean")] = None,
+    layer: Annotated[int, typer.Option(help="Block whose attention is shown; negative counts from the end.")] = -1,
+    head: Annotated[
+        int | None, typer.Option(help="Show one head instead of the mean over heads.", show_default="the mean")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show where models look in images, and what they take them for.
+    """Draw attention maps and predictions of one or more models for your images.
 
-    For each image: a panel with all models, and for each model an overlay at the image's own resolution and the map as
-    an array. Without --checkpoint, the three shipped models stand side by side: softmax, Pure and Linear InfSA.
+    Writes one panel per image that compares all models and, for each model, an overlay at the image's own resolution
+    and the map as an array. Without --model, it compares the three shipped models: softmax, Pure and Linear-InfSA.
 
-    Example: infsa explain photo.jpg --resolution native --checkpoint infvit_linear_tiny
+    Example: infsa explain photo.jpg --resolution native --model infvit_linear_tiny
     """
     from ..evaluate.maps import check_methods
     from ..models.presets import SHIPPED
 
     checked(lambda value: check_methods([value]))(method)
     side = _resolution(resolution)
-    chosen = chosen_subjects(checkpoints or SHIPPED)
+    chosen = chosen_subjects(models or SHIPPED)
     loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
     options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
     console = Console(quiet=as_json)

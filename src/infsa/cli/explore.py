@@ -18,11 +18,9 @@ def explore(
     files: Annotated[
         list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; may be repeated.")
     ] = None,
-    checkpoints: Annotated[
+    models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--checkpoint", "-c", help="[NAME=] .safetensors file, saved folder or run of your own; may be repeated."
-        ),
+        typer.Option("--model", "-m", help="Saved folder, run or .safetensors file, optionally NAME=...; repeatable."),
     ] = None,
     port: Annotated[
         int | None,
@@ -37,7 +35,7 @@ def explore(
 
     The page is served to this machine only and fetches nothing from elsewhere. Ctrl+C ends it.
 
-    Example: infsa app --checkpoint birds=runs/birds/model --file slide.tif
+    Example: infsa app --model birds=runs/birds/model --file slide.tif
     """
     try:
         import gradio  # noqa: F401
@@ -45,7 +43,7 @@ def explore(
         raise ImportError("the page needs gradio: pip install 'infsa[app]'") from error
     from ..app.page import serve
 
-    page, address = serve(files, max_megapixels, checkpoints=checkpoints, port=port, open_browser=open_browser)
+    page, address = serve(files, max_megapixels, checkpoints=models, port=port, open_browser=open_browser)
     typer.echo(f"The page is at {address} (Ctrl+C ends it)")
     for name in ("SIGTERM", "SIGHUP"):  # an orderly end as well: uploads are removed
         if hasattr(signal, name):

@@ -23,7 +23,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Write a model for other programs and check that the file computes what the model does.
+    """Export a model to ONNX, torch.export (pt2) or safetensors, and check the file against the model.
 
     Batch and image size stay dynamic where they can; what could not is said. A file that does not agree with the model
     at two batch sizes and two image sizes is not kept. Class names and the way images are prepared travel with it.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..evaluate import Subject
     from ..evaluate.study import Report
 
-WEIGHTS = "[NAME=] .safetensors file, saved folder or shipped model; may be repeated."
+WEIGHTS = "Saved folder, run, .safetensors file or shipped model, optionally NAME=...; repeatable."
 DATA = "shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH."
-Checkpoints = Annotated[list[str], typer.Option("--checkpoint", "-c", help=WEIGHTS)]
+Models = Annotated[list[str], typer.Option("--model", "-m", help=WEIGHTS)]
 Data = Annotated[str, typer.Option(help=DATA)]
-Split = Annotated[str, typer.Option(help="Split of the data.")]
+Split = Annotated[str, typer.Option(help="Split of the dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -59,7 +59,7 @@ def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
     subjects = [Subject.of(source) for source in sources]
     names = [subject.name for subject in subjects]
     if len(set(names)) < len(names):
-        raise typer.BadParameter(f"every checkpoint needs a name of its own, got {names}")
+        raise typer.BadParameter(f"every model needs a different name, such as NAME=FILE; got {names}")
     return subjects
 
 

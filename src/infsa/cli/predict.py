@@ -25,10 +25,12 @@ ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or patterns such as 'new/*.jpg'.")],
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="Saved folder, run, .safetensors file or shipped model.")
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Saved folder, run, .safetensors file or shipped model.")
     ] = "infvit_linear_tiny",
-    top_k: Annotated[int, typer.Option(help="Classes per image and task, likeliest first.", callback=at_least(1))] = 5,
+    top_k: Annotated[
+        int, typer.Option(help="Classes per image and task, most likely first.", callback=at_least(1))
+    ] = 5,
     resolution: Annotated[
         str,
         typer.Option(
@@ -46,12 +48,12 @@ def predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
-    """Classify images and list the likeliest classes with their probabilities, one line per file.
+    """Classify images: the most likely classes with their probabilities, one line per file.
 
     A file that cannot be read has a line with the reason and stops nothing. How many there were is said on standard
     error; the exit code is 1 if no image could be read.
 
-    Example: infsa predict new/ --checkpoint runs/photos --top-k 3 --out new.csv
+    Example: infsa predict new/ --model runs/photos --top-k 3 --out new.csv
     """
     from ..data.listing import list_images
     from ..evaluate import load_model
@@ -61,24 +63,24 @@ def predict(
     side = int(resolution) if resolution.isdecimal() else resolution
     found = list_images(images)
     _check_folders(found, out, maps)
-    model = load_model(checkpoint, chosen_device(device))
+    classifier = load_model(model, chosen_device(device))
     try:
-        View(model, side)
+        View(classifier, side)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if maps is not None:
-        _check_map(model)
+        _check_map(classifier)
         maps.mkdir(parents=True, exist_ok=True)
     stems = map_names(found.files) if maps is not None else {}
     options: dict[str, Any] = {"resolution": side, "top_k": top_k, "batch_size": batch_size, "workers": workers}
     console = Console(stderr=True)
-    stream = predict_files(model, found.files, maps=maps is not None, **options)
+    stream = predict_files(classifier, found.files, maps=maps is not None, **options)
     shown = track(
         stream, "Predicting", len(found.files), console=console, transient=True, disable=not console.is_terminal
     )
     done = 0
     with _opened(out) as file:
-        write = _writer(form, file, answer_count(model, top_k), maps is not None)
+        write = _writer(form, file, answer_count(classifier, top_k), maps is not None)
         for name, reason in found.missing.items():
             write({"file": printable(name), "error": reason})
         for prediction in shown:

@@ -12,7 +12,7 @@ from .parameters import check_seed, checked
 
 
 def quality(
-    checkpoints: options.Checkpoints,
+    models: options.Models,
     data: options.Data,
     split: options.Split = "val",
     images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 500,
@@ -43,10 +43,10 @@ def quality(
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),
     as_json: options.Json = False,
 ) -> None:
-    """Measure what attention maps are worth: remove patches in their order, and compare them with boxes.
+    """Measure the quality of attention maps: patch removal (MoRF, LeRF) and agreement with boxes.
 
     Checkpoints whose names differ in a final -SEED are one model trained several times: the tables give their mean and
-    deviation. A run that was interrupted goes on where it stopped.
+    deviation. The same command continues an interrupted run.
 
     Example: infsa quality -c softmax-0.safetensors -c softmax-1.safetensors --data npz:shard.npz --fill mean
     """
@@ -67,7 +67,7 @@ def quality(
         ]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    subjects = options.chosen_subjects(checkpoints)
+    subjects = options.chosen_subjects(models)
     source = options.named_data(data, split)
     console = Console(quiet=as_json)
     with options.progress_report(console) as report:

@@ -24,22 +24,27 @@ def train(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on at the newest whole checkpoint in --out.")] = False,
-    accept_new_data: Annotated[
-        bool, typer.Option("--accept-new-data", help="With --resume: go on although the images have changed.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --out.")
     ] = False,
-    stem: Annotated[str | None, typer.Option(help="patch, or conv: patches that see their neighbours.")] = None,
+    accept_new_data: Annotated[
+        bool, typer.Option("--accept-new-data", help="With --resume: continue although the images have changed.")
+    ] = False,
+    stem: Annotated[
+        str | None, typer.Option(help="patch, or conv: a convolutional stem that sees neighbouring patches.")
+    ] = None,
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the data set; repeatable.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     *,
     changes: dict[str, Any],
 ) -> None:
-    """Fine-tune a model from --init, or train one anew, and validate it; without arguments, on generated shapes.
+    """Train a model from scratch, or fine-tune one with --init, and validate it.
 
-    A folder with a subfolder per class is enough. The run's folder receives the resolved recipe, a log, TensorBoard
-    events, checkpoints, the curve and the model. Ctrl-C and SIGTERM save and stop; --resume goes on at that step, with
-    a larger --epochs beyond the end. What is not asked for gives way: a note says what was changed to fit.
+    The data can be a folder with one subfolder per class; without --data, generated shapes are used. The output folder
+    receives the recipe, a log, TensorBoard events, checkpoints, the curve and the model. Ctrl-C and SIGTERM save and
+    stop; --resume continues at that step, and a larger --epochs trains longer. Settings that do not fit the data are
+    changed, with a note, unless you asked for them.
 
     Example: infsa train --data folder:photos --init infvit_linear_tiny --out runs/photos
     """
@@ -51,7 +56,7 @@ def train(
     notes, asked = list[str](), set[str]()
     if resume:
         if recipe is not None or config is not None:
-            raise typer.BadParameter("--resume goes on with the recipe of the run: leave --recipe and --config out")
+            raise typer.BadParameter("--resume uses the recipe of the run: leave out --recipe and --config")
         saved = out / "recipe.json"
         if not saved.exists():
             raise typer.BadParameter(f"--resume: {out} holds no run")

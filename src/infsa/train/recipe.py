@@ -27,65 +27,65 @@ class Recipe:
     """
 
     # What
-    model: str = "infvit_linear_tiny"  # a name of infsa.list_models(); empty: that of init
+    model: str = "infvit_linear_tiny"  # architecture, a name of infsa.list_models(); empty: that of --init
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for create_model, such as gamma or depth
-    data: str = "shapes"  # a name of infsa.data.open_dataset
-    val_data: str = ""  # another data set to validate on; empty: the validation split of data
-    val_share: float = 0.0  # part of the training images held out to validate on; 0: none, or a fifth without splits
+    data: str = "shapes"  # dataset, such as shapes, folder:PATH or npz:PATH
+    val_data: str = ""  # another dataset to validate on; empty: the validation split of --data
+    val_share: float = 0.0  # share of training images held out for validation; 0: none, or 0.2 if the data has no split
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
-    init: str = ""  # weights to start from: a shipped model, a file, folder, run, timm:NAME or hf:NAME; empty: random
-    seed: int = 0  # of the weights, the order, the views and the dropout
+    init: str = ""  # weights to start from: shipped model, file, folder, run, timm:NAME or hf:NAME; empty: random
+    seed: int = 0  # random seed of initial weights, data order, augmentation and dropout
 
-    # How long, how fast
-    epochs: int = 300
-    batch_size: int = 64  # images per optimiser step, over all devices and accumulated parts
-    accumulate: int = 1  # parts that a device makes of its share of a batch
-    optimizer: str = "adamw"  # a name of timm.optim.list_optimizers()
-    lr: float = 5e-4  # highest learning rate
-    lr_final: float = 0.0  # where the cosine ends
-    layer_decay: float = 1.0  # rate of a block over that of the next one; 1: the same for all
-    warmup_epochs: float = 10.0  # linear from 0
-    weight_decay: float = 2.5e-2  # not on biases, norms, tokens and positions
-    beta2: float = 0.999  # of the second moment, for optimisers that have two
-    clip_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
-    ema: float = 0.0  # decay of the average of the weights that is validated and exported; 0: none
+    # Optimisation
+    epochs: int = 300  # passes over the training images
+    batch_size: int = 64  # images per optimiser step, over all devices and accumulation steps
+    accumulate: int = 1  # gradient accumulation steps per batch
+    optimizer: str = "adamw"  # a name from timm.optim.list_optimizers()
+    lr: float = 5e-4  # peak learning rate
+    lr_final: float = 0.0  # learning rate at the end of the cosine schedule
+    layer_decay: float = 1.0  # learning rate of a block relative to the next one; 1: equal for all
+    warmup_epochs: float = 10.0  # epochs of linear warm-up from 0
+    weight_decay: float = 2.5e-2  # not applied to biases, norms, tokens and positions
+    beta2: float = 0.999  # β₂ of Adam-like optimisers
+    clip_norm: float = 0.0  # gradient clipping by norm; 0: off
+    ema: float = 0.0  # decay of the weight average that is validated and exported; 0: off
 
     # Regularisation
-    label_smoothing: float = 0.0
-    mixup: float = 0.0  # α of the Beta distribution; 0: none
-    cutmix: float = 0.0  # likewise; with both, either is equally likely
+    label_smoothing: float = 0.0  # 0: off
+    mixup: float = 0.0  # α of mixup; 0: off
+    cutmix: float = 0.0  # α of CutMix; 0: off; with mixup too, one of them is drawn for each pair
     mix_prob: float = 1.0  # probability that a pair is mixed
-    drop_path: float = 0.0  # stochastic depth of the last block
+    drop_path: float = 0.0  # drop-path (stochastic depth) rate of the last block
 
-    # Views
-    size: int = 224  # side of the model's input in pixels; 0: that of init
-    val_resize: int = 257  # shorter side before the centre crop; 0: as init has it
-    crop_min: float = 0.08  # smallest part of the image in a random crop
-    crop_ratio: float = 4 / 3  # widest aspect of a random crop, and its inverse
-    flip: float = 0.5  # probability of the mirror image
-    jitter: tuple[float, ...] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
-    randaugment: int = 0  # magnitude of RandAugment, 0 to 10; 0: none
-    erase: float = 0.0  # probability that a rectangle is replaced by noise
-    interpolation: str = "bicubic"  # or bilinear, lanczos, nearest; empty: that of init
-    mean: tuple[float, ...] = ()  # of the three colours, taken away; empty: that of init, or ImageNet's
-    std: tuple[float, ...] = ()  # likewise, divided by
+    # Images and augmentation
+    size: int = 224  # input size in pixels; 0: that of --init
+    val_resize: int = 257  # shorter side before the centre crop; 0: that of --init
+    crop_min: float = 0.08  # smallest area of a random crop, as a share of the image
+    crop_ratio: float = 4 / 3  # largest aspect ratio of a random crop, or its inverse
+    flip: float = 0.5  # probability of a horizontal flip
+    jitter: tuple[float, ...] = (0.4, 0.4, 0.4, 0.1)  # colour jitter: brightness, contrast, saturation, hue
+    randaugment: int = 0  # magnitude of RandAugment, 0 to 10; 0: off
+    erase: float = 0.0  # probability of random erasing
+    interpolation: str = "bicubic"  # bicubic, bilinear, lanczos or nearest; empty: that of --init
+    mean: tuple[float, ...] = ()  # channel means for normalisation; empty: those of --init, or ImageNet's
+    std: tuple[float, ...] = ()  # channel deviations for normalisation; empty: as for mean
     loader: Literal["workers", "resident"] = "workers"  # decode in worker processes, or keep all images on the device
-    workers: int = 2  # processes per device
+    workers: int = 2  # loader processes per device
 
     # Machine
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
-    devices: int = 1  # per node
-    nodes: int = 1
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp if there are several processes
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    compile: bool = False
-    grad_checkpointing: bool = False
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"  # device type
+    devices: int = 1  # devices per node
+    nodes: int = 1  # machines
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp with several processes
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # as in Lightning
+    compile: bool = False  # use torch.compile
+    grad_checkpointing: bool = False  # recompute activations in the backward pass to save memory
 
-    # Record
-    val_every: int = 1  # epochs between validations; the last epoch always is
-    save_every: int = 0  # steps between checkpoints; 0: an epoch
-    keep: int = 3  # checkpoints kept
-    log_every: int = 50  # steps between lines of the log
+    # Logging and checkpoints
+    val_every: int = 1  # epochs between validations; the last epoch is always validated
+    save_every: int = 0  # steps between checkpoints; 0: once per epoch
+    keep: int = 3  # checkpoints to keep
+    log_every: int = 50  # steps between log lines
 
     def override(self, changes: dict[str, Any]) -> "Recipe":
         """This recipe with some fields changed; strings are read as the field's type.
