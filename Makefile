@@ -1,6 +1,7 @@
 # Two commands do everything on a machine with Python >= 3.11 (and its venv), git and make:
 #   make demo    set up, then run the demonstration (report in runs/demo/report.html)
 #   make test    set up, then lint, types, tests
+# make package builds the wheel and the source archive and tries both in an empty environment.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 JOBS   ?= 2
 
-.PHONY: demo test lint format figures docs clean
+.PHONY: demo test lint format figures docs package clean
 
 demo: $(VENV)/.installed
 	$(BIN)/infsa demo
@@ -35,6 +36,15 @@ figures: $(VENV)/.installed
 docs: $(VENV)/.installed-dev
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
+
+package: $(VENV)/.installed-dev
+	rm -rf dist build/installed
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/installed
+	build/installed/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd build && installed/bin/infsa --version && installed/bin/infsa info && installed/bin/infsa reproduce fig-markov
+	tar --extract --gzip --file dist/*.tar.gz --directory build && $(BIN)/python -m build --wheel --outdir build/again build/infsa-*/
+	rm -rf build
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
