@@ -9,7 +9,7 @@ import infsa
 from infsa.cli.evaluate import splits_of
 from infsa.data.folders import IMAGENET_V2
 from tests.cli.test_cli import run
-from tests.data.helpers import write_image
+from tests.data.helpers import write_image, write_photos
 from tests.models.helpers import small
 
 
@@ -17,10 +17,7 @@ from tests.models.helpers import small
 def two(tmp_path_factory):
     """A model of two classes and photos of both."""
     root = tmp_path_factory.mktemp("two")
-    for split in ("train", "val"):
-        for label, colour in (("cat", "red"), ("dog", "blue")):
-            for index in range(3):
-                write_image(root / "photos" / split / label / f"{index}.png", colour, (40, 34))
+    write_photos(root / "photos", {"cat": "red", "dog": "blue"}, 3)
     return str(infsa.models.save_weights(small(num_classes=2), root / "model")), root / "photos"
 
 

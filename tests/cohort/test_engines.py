@@ -38,17 +38,21 @@ def workers_of(out):
     return {row["worker"] for row in rows_of(out.with_suffix(".timings.parquet"))}
 
 
-def test_two_processes_one_of_which_is_killed(folder, model, expected, tmp_path):
-    killed = []
+def killer(parts, killed):
+    """A callback that ends the worker whose rows came first, while it has another unit in hand."""
 
     def kill(at):
-        """End the worker whose rows came first, while it has another unit in hand."""
         if not killed:
-            (part,) = (tmp_path / "a.parquet.parts").glob("[!._]*.parquet")
+            (part,) = parts.glob("[!._]*.parquet")
             killed.append(int(rows_of(part)[0]["worker"].rpartition(":")[2]))
             os.kill(killed[0], signal.SIGKILL)
 
+    return kill
+
+
+def test_two_processes_one_of_which_is_killed(folder, model, expected, tmp_path):
     out = tmp_path / "a.parquet"
+    kill = killer(tmp_path / "a.parquet.parts", [])
     summary = embed(folder, model, out, devices=["cpu", "cpu"], progress=kill, **OPTIONS)
     assert (summary.rows, summary.failed) == (36, 6)
     check(rows_of(out), expected)
@@ -95,14 +99,8 @@ def cluster():
 
 def test_a_cluster_of_two_workers_one_of_which_is_killed(cluster, folder, model, expected, tmp_path):
     killed = []
-
-    def kill(at):
-        if not killed:
-            (part,) = (tmp_path / "a.parquet.parts").glob("[!._]*.parquet")
-            killed.append(int(rows_of(part)[0]["worker"].rpartition(":")[2]))
-            os.kill(killed[0], signal.SIGKILL)
-
     out = tmp_path / "a.parquet"
+    kill = killer(tmp_path / "a.parquet.parts", killed)
     summary = embed(folder, model, out, ray="auto", progress=kill, **OPTIONS)
     assert (summary.rows, summary.failed, len(killed)) == (36, 6, 1)
     check(rows_of(out), expected)

@@ -20,6 +20,14 @@ def write_image(path, colour="red", size=(8, 6)):
     return path
 
 
+def write_photos(root, colours, count, splits=("train", "val")):
+    """``count`` images of every class in each split, under ``root``."""
+    for split in splits:
+        for label, colour in colours.items():
+            for index in range(count):
+                write_image(root / split / label / f"{index}.png", colour, (40, 34))
+
+
 def write_shard(path, images=6, damaged=()):
     """A miniature npz shard of three classes; the last two images are for validation."""
     files = [encoded(Image.new("L" if i == 1 else "RGB", (64, 64), i), "JPEG") for i in range(images)]

@@ -93,7 +93,15 @@ def trees(tmp_path_factory):
 @pytest.mark.parametrize("name", ["evaluate", "train", "adapt", "adapt images", "three"])
 def test_commands_end_in_one_line(name, trees, tmp_path):
     damaged, adapting = f"folder:{trees / 'damaged'}", ["--size", "32", "--batch-size", "2", "--out", tmp_path / "run"]
-    small_vit = ["adapt", "vit_tiny_patch16_224", "--model-option", "img_size=32", "--model-option", "depth=1", *adapting]
+    small_vit = [
+        "adapt",
+        "vit_tiny_patch16_224",
+        "--model-option",
+        "img_size=32",
+        "--model-option",
+        "depth=1",
+        *adapting,
+    ]
     words = {
         "evaluate": ["evaluate", trees / "model", "--data", damaged, "--workers", 1],
         "three": ["evaluate", trees / "model", "--data", f"folder:{trees / 'three'}", "--workers", 1],

@@ -122,3 +122,10 @@ def gradients(function, inputs, seed=11):
     out = function(*inputs)
     w = torch.randn(out.shape, generator=generator(seed), dtype=torch.float64).to(out.dtype)
     return torch.autograd.grad(out, inputs, w)
+
+
+def assert_same_function(function, expected, inputs):
+    """Equal values, and equal gradients of every input."""
+    assert_close(function(*inputs), expected(*inputs))
+    for found, wanted in zip(gradients(function, inputs), gradients(expected, inputs), strict=True):
+        assert_close(found, wanted)

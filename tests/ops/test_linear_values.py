@@ -13,13 +13,13 @@ from .helpers import (
     IMPLS,
     TOKEN_MASKS,
     assert_close,
-    generator,
     head_gammas,
     lengths_mask,
     random_mask,
     token_masks,
     tokens,
 )
+from .layouts import every_second_token, expanded, qkv_views, transposed
 
 N = 8
 GAMMAS = {"float": 0.7, "per_head": head_gammas()}
@@ -114,24 +114,6 @@ def test_gamma_broadcasts_to_the_heads(impl, gamma):
 def test_eps(impl, variant):
     q, k, v = tokens(6, N)
     check(q, k, v, impl, eps=0.3, **variant)
-
-
-def qkv_views(n, width):
-    """q, k and v as views of one (B, N, 3, H, d) projection."""
-    qkv = torch.randn(BATCH, n, 3, HEADS, width, generator=generator(8), dtype=torch.float64)
-    return qkv.permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def transposed(n, width):
-    return tuple(x.mT.contiguous().mT for x in tokens(8, n, width=width))
-
-
-def every_second_token(n, width):
-    return tuple(x[:, :, ::2, ::2] for x in tokens(8, 2 * n, width=2 * width))
-
-
-def expanded(n, width):
-    return tuple(x[:1, :1].expand(BATCH, HEADS, n, width) for x in tokens(8, n, width=width))
 
 
 @pytest.mark.parametrize("layout", [qkv_views, transposed, every_second_token, expanded])

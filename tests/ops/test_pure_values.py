@@ -23,6 +23,7 @@ from .helpers import (
     random_mask,
     tokens,
 )
+from .layouts import every_second_token, expanded, qkv_views, transposed
 
 GAMMAS = {"float": 0.7, "per_head": head_gammas()}
 impls = pytest.mark.parametrize("impl", [*IMPLS, "auto"])
@@ -140,24 +141,6 @@ def test_gamma_broadcasts_to_the_heads(impl, gamma):
 def test_eps_is_added_to_the_norm(impl, is_causal, eps):
     q, k, v = tokens(7, 5)
     check(q, k, v, impl, eps=eps, is_causal=is_causal)
-
-
-def qkv_views(n, width):
-    """q, k and v as views of one (B, N, 3, H, d) projection."""
-    qkv = torch.randn(BATCH, n, 3, HEADS, width, generator=generator(8), dtype=torch.float64)
-    return qkv.permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def transposed(n, width):
-    return tuple(x.mT.contiguous().mT for x in tokens(8, n, width=width))
-
-
-def every_second_token(n, width):
-    return tuple(x[:, :, ::2, ::2] for x in tokens(8, 2 * n, width=2 * width))
-
-
-def expanded(n, width):
-    return tuple(x[:1, :1].expand(BATCH, HEADS, n, width) for x in tokens(8, n, width=width))
 
 
 def broadcast_tokens(n, width):

@@ -16,7 +16,7 @@ from infsa.train import RECIPES, list_checkpoints, train
 from infsa.train.init import completed, load_start, read_start
 from infsa.train.module import build_model
 from tests.cli.test_cli import run
-from tests.data.helpers import one_line, write_image
+from tests.data.helpers import one_line, write_photos
 from tests.models.helpers import images
 
 TUNE = {
@@ -28,10 +28,7 @@ NAMES = ["ant", "bee", "cow"]
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     root = tmp_path_factory.mktemp("photos")
-    for split in ("train", "val"):
-        for label, colour in (("bee", "yellow"), ("dog", "blue")):
-            for index in range(4):
-                write_image(root / split / label / f"{index}.png", colour, (40, 34))
+    write_photos(root, {"bee": "yellow", "dog": "blue"}, 4)
     return f"folder:{root}"
 
 

@@ -28,9 +28,9 @@ def align(
     """Compare the centrality vector with the Perron vector of every head, beside simple baselines.
 
     Uniform, energy and short power iterations stand beside a; the ratio |λ₂|/|λ₁| says how well the Perron vector is
-    set apart. Heads without one are counted. Checkpoints are grouped as in ``infsa quality``.
+    set apart. Heads without one are counted. Models are grouped as in ``infsa quality``.
 
-    Example: infsa align -c infsa_linear-0.safetensors --data npz:shard.npz --samples 512
+    Example: infsa align -m infsa_linear-0.safetensors --data npz:shard.npz --samples 512
     """
     from ..evaluate import Aligning, study_alignment
     from ..files import write_json

@@ -45,10 +45,10 @@ def quality(
 ) -> None:
     """Measure the quality of attention maps: patch removal (MoRF, LeRF) and agreement with boxes.
 
-    Checkpoints whose names differ in a final -SEED are one model trained several times: the tables give their mean and
+    Models whose names differ in a final -SEED are one model trained several times: the tables give their mean and
     deviation. The same command continues an interrupted run.
 
-    Example: infsa quality -c softmax-0.safetensors -c softmax-1.safetensors --data npz:shard.npz --fill mean
+    Example: infsa quality -m softmax-0.safetensors -m softmax-1.safetensors --data npz:shard.npz --fill mean
     """
     from ..evaluate import Boxes, Removal, study_quality
     from ..evaluate.summary import NORMALISATIONS
