@@ -141,7 +141,7 @@ def test_wrong_usage_is_one_line(words, message, expected, monkeypatch, capsys, 
 def test_another_number_of_classes_is_one_line(monkeypatch, capsys, tree, two):
     code, _, err = evaluate(monkeypatch, capsys, tree[0], "--data", f"folder:{two[1]}")
     assert code == 1
-    assert err == "infsa: the model has 1000 classes, the data set 2\n"
+    assert err == "infsa: the model has 1000 classes, the dataset 2\n"
 
 
 def test_a_shipped_model_has_too_many_classes_for_shapes(monkeypatch, capsys):

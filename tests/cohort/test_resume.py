@@ -172,7 +172,7 @@ def test_a_full_disk_is_one_line_and_the_same_call_goes_on(folder, model, tmp_pa
             flush(descriptor)
 
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="the same command goes on from it"):
+        with pytest.raises(OSError, match="the same command continues from it"):
             embed(folder, model, out, **OPTIONS)
     summary = embed(folder, model, out, **OPTIONS)
     assert summary.kept > 0

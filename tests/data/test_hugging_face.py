@@ -33,7 +33,7 @@ def test_a_loaded_table():
             ("row 0", 0, "RGB"), ("row 2", 1, "RGB"), ("row 2", 1, "RGB"),
         ]  # fmt: skip
         assert dataset.skipped.names == ["row 1"]
-    with pytest.raises(ValueError, match=r"no column 'image'; the data set has \['picture', 'kind'\]"):
+    with pytest.raises(ValueError, match=r"no column 'image'; the dataset has \['picture', 'kind'\]"):
         HuggingFace(rows, image="image")
     with pytest.raises(TypeError, match="got IterableDataset"):
         HuggingFace(rows.to_iterable_dataset())
@@ -93,7 +93,7 @@ def test_refusals_are_one_line(tmp_path):
         (f"hf:{tmp_path / 'notes.txt'}", "train", "a file must end in one of"),
         (f"hf:{tmp_path / 'saved'}", "train", "split 'train': class 'dog' has no images"),
         (f"hf:{tmp_path / 'saved'}", "val", "split 'test': column 'kind': labels must be from 0 to 1, got -1"),
-        ("hf:", "train", "unknown data set 'hf:'"),
+        ("hf:", "train", "unknown dataset 'hf:'"),
     ]
     for name, split, message in cases:
         with pytest.raises(ValueError, match=one_line(message)):

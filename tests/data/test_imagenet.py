@@ -193,9 +193,13 @@ def strange_class(root):
         (unlabelled, "val", "their labels need LOC_val_solution.csv or ILSVRC2012_devkit_t12 beside them"),
         (short_truth, "val", "has no label for ILSVRC2012_val_00000003"),
         (lambda root: (write_tars(root), write_devkit(root, "folder", [9] * 5)), "val", "line 1: no class '9'"),
-        (lambda root: (unlabelled(root), written(root / "ILSVRC2012_devkit_t12.tar.gz", "no")), "val", "whole devkit"),
+        (
+            lambda root: (unlabelled(root), written(root / "ILSVRC2012_devkit_t12.tar.gz", "no")),
+            "val",
+            "complete devkit",
+        ),
         (strange_class, "train", "WordNet ids such as n01440764, got 'cat'"),
-        (lambda root: written(root / "ILSVRC2012_img_train.tar", "no tar"), "train", "not a whole uncompressed tar"),
+        (lambda root: written(root / "ILSVRC2012_img_train.tar", "no tar"), "train", "not a complete uncompressed tar"),
         (write_folders, "test", "split must be one of"),
     ],
 )

@@ -112,6 +112,6 @@ def test_commands_end_in_one_line(name, trees, tmp_path):
     }[name]  # fmt: skip
     code, _, err = command(*words, console=tmp_path / "console")
     assert (code, err.count("\n")) == (1, 1), err
-    expected = "the model has 2 classes, the data set 3" if name == "three" else "images can be read; the first met: "
+    expected = "the model has 2 classes, the dataset 3" if name == "three" else "images can be read; the first met: "
     assert expected in err
     assert "DataLoader" not in err

@@ -59,7 +59,7 @@ def test_images_do_not_depend_on_batch_or_order_or_length():
 
 
 def test_scenes_are_pinned():
-    """A change of the drawing is a new data set: change these numbers and say so in the changelog."""
+    """A change of the drawing is a new dataset: change these numbers and say so in the changelog."""
     scenes = MegapixelDigits(**SMALL).scenes(torch.arange(4))
     assert scenes.corners.sum(1).tolist() == [[831, 923], [511, 796], [823, 706], [689, 924]]
 
@@ -193,5 +193,5 @@ def test_files_that_are_not_mnist_are_refused_in_one_line(tmp_path):
 
 def test_the_stand_in_for_mnist_is_said():
     assert open_dataset("megapixel-digits", **SMALL).note == STAND_IN
-    with pytest.raises(ValueError, match="unknown data set"):
+    with pytest.raises(ValueError, match="unknown dataset"):
         open_dataset("megapixel-digits:")

@@ -190,19 +190,19 @@ def test_refusals_come_before_anything_runs(folder, tiny, tmp_path):
         (f"imagenetv2:{tmp_path}", "val", "split of imagenetv2 must be one of .*top-images.* got 'val'"),
         (f"tiny-imagenet:{tmp_path / 'flat'}", "train", "no folder at .*train"),
         (f"npz:{tmp_path}/none.npz", "train", "no file at"),
-        (f"npz:{tmp_path}/broken.npz", "train", "broken.npz is not a whole npz file"),
+        (f"npz:{tmp_path}/broken.npz", "train", "broken.npz is not a complete npz file"),
         (f"npz:{tmp_path}/other.npz", "train", "the arrays .*'offset'.* are missing"),
         ("shapes", "test", "split must be one of"),
         (
             "shape",
             None,
-            "unknown data set 'shape'; accepted are shapes, .*folder:PATH, .*wds:PATTERN, hf:NAME",
+            "unknown dataset 'shape'; accepted are shapes, .*folder:PATH, .*wds:PATTERN, hf:NAME",
         ),
-        ("folder", None, "unknown data set 'folder'"),
-        ("shapes:here", None, "unknown data set 'shapes:here'"),
+        ("folder", None, "unknown dataset 'folder'"),
+        ("shapes:here", None, "unknown dataset 'shapes:here'"),
     ]
     for name, split, message in cases:
         with pytest.raises((ValueError, FileNotFoundError), match=rf"^[^\n]*{message}[^\n]*$"):
             open_dataset(name, split=split)
-    with pytest.raises(TypeError, match=r"data set 'shapes': .*'colour'"):
+    with pytest.raises(TypeError, match=r"dataset 'shapes': .*'colour'"):
         open_dataset("shapes", colour="red")

@@ -28,7 +28,7 @@ def test_bytes_do_not_depend_on_process_order_or_length():
 
 
 def test_bytes_are_pinned():
-    """A change of the drawing is a new data set: change this number and say so in the changelog."""
+    """A change of the drawing is a new dataset: change this number and say so in the changelog."""
     assert digest(Shapes(), range(20))[:16] == "c58c32e4b501874e"
 
 

@@ -86,8 +86,8 @@ def test_refusals_are_one_line(tmp_path):
         ("tar", "train", "is not torch/NAME"),
         (f"tar:{tmp_path / 'train.tar'}", "val", "no tars of the split 'val' at .*looked for val.tar"),
         (f"tar:{tmp_path}", "val", "'dog' is not among the 1 classes"),
-        (f"tar:{tmp_path / 'bad'}", "train", "not a whole tar of images"),
-        (f"tar:{tmp_path / 'none'}", "train", "not a whole tar of images"),
+        (f"tar:{tmp_path / 'bad'}", "train", "not a complete tar of images"),
+        (f"tar:{tmp_path / 'none'}", "train", "not a complete tar of images"),
         (f"tar:{tmp_path / 'nowhere'}", "train", "no tars of the split 'train'"),
     ]
     for name, split, message in cases:

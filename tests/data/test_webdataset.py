@@ -120,8 +120,8 @@ def test_refusals_are_one_line(tmp_path):
     write_tar(tmp_path / "text.tar", [("0.png", plain_image(0)), ("0.json", b"{")])
     (tmp_path / "none").mkdir()
     cases = [
-        ("cut.tar", "cut.tar is not a whole uncompressed tar"),
-        ("gz.tar", "gz.tar is not a whole uncompressed tar"),
+        ("cut.tar", "cut.tar is not a complete uncompressed tar"),
+        ("gz.tar", "gz.tar is not a complete uncompressed tar"),
         ("empty.tar", "empty.tar"),
         ("bare.tar", "no complete sample in .*looked for NAME.jpg/jpeg/png/webp with NAME.cls or 'label' in NAME.json"),
         ("twice.tar", "0000.cls is there twice"),

@@ -74,7 +74,7 @@ def test_no_images_are_refused():
 
 def test_another_number_of_classes_is_one_line():
     logits, labels = answers()
-    with pytest.raises(ValueError, match=one_line("the model has 9 classes, the data set 8")):
+    with pytest.raises(ValueError, match=one_line("the model has 9 classes, the dataset 8")):
         measure_accuracy(lambda images: images, batches(logits, labels), CLASSES[:8])
 
 
@@ -86,7 +86,7 @@ def test_names_that_occur_twice_stay_apart():
 
 
 class Numbers:
-    """A data set of 7 plain images whose red is their index."""
+    """A dataset of 7 plain images whose red is their index."""
 
     classes = ("a", "b", "c")
 

@@ -41,7 +41,7 @@ def test_names_that_are_written_otherwise(model, data, labels):
 def test_without_names_the_order_decides():
     assert np.array_equal(match_classes(2, ["cat", "dog"]).labels, [0, 1])
     assert match_classes(["cat", "dog"], ["0", "1"]).notes == []
-    with pytest.raises(ValueError, match=one_line("the model has 3 classes, the data set 2")):
+    with pytest.raises(ValueError, match=one_line("the model has 3 classes, the dataset 2")):
         match_classes(3, ["cat", "dog"])
 
 

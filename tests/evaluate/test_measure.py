@@ -1,4 +1,4 @@
-"""Measuring a data set: records depend on the image alone, runs resume, summaries equal plain sums."""
+"""Measuring a dataset: records depend on the image alone, runs resume, summaries equal plain sums."""
 
 import numpy as np
 import pytest

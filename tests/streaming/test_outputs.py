@@ -231,7 +231,7 @@ def test_a_large_file_of_another_kind_is_not_read_as_a_state(tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate(2**31)
     before = resident()
-    with pytest.raises(ValueError, match="not a whole safetensors file of a stream"):
+    with pytest.raises(ValueError, match="not a complete safetensors file of a stream"):
         infsa.stream(small(), picture(), state=tmp_path / "large")
     assert resident() - before < 2**28
     assert (tmp_path / "large").exists()

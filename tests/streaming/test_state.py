@@ -76,7 +76,7 @@ def test_a_state_of_something_else_is_refused(tmp_path):
         with pytest.raises(ValueError, match="belongs to another image, model or tiling"):
             infsa.stream(other, image, **{"tile": 32, "state": path, **options})
     path.write_bytes(b"cut")
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         infsa.stream(model, x, tile=32, state=path)
 
 

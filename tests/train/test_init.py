@@ -252,7 +252,7 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
         ("hf:empty", "no config.json in empty"),
         ("hf:not a name", "not the name of a repository|no folder"),
         ("pickle.pth", "safetensors"),
-        ("broken.safetensors", "not a whole safetensors file"),
+        ("broken.safetensors", "not a complete safetensors file"),
         ("headless.safetensors", "does not say which model"),
         ("empty", "no weights at"),
     ],

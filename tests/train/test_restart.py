@@ -107,7 +107,7 @@ def test_damaged_checkpoints_are_passed_over(damaged, whole, tmp_path):
     assert len(run.notes) == damaged
     for note, file in zip(run.notes, files, strict=False):
         assert note.startswith(f"{file.name} is damaged")
-        assert note.endswith(f"going on from {files[damaged].name}")
+        assert note.endswith(f"continuing from {files[damaged].name}")
         assert "\n" not in note
     assert log_lines(tmp_path) == log_lines(whole["resident"])
     assert final_state(tmp_path)[1] == final_state(whole["resident"])[1]
@@ -130,7 +130,7 @@ def test_damage_and_a_lower_keep_do_not_delete_the_newest_whole_checkpoint(tmp_p
     kill(tiny(), tmp_path, False, "step", 11)
     newest = list_checkpoints(tmp_path / "checkpoints")[0]
     newest.write_bytes(b"")
-    kill(tiny(keep=1, save_every=7), tmp_path, True, "step", 8)  # goes on from 6, saves 7, is killed at 8
+    kill(tiny(keep=1, save_every=7), tmp_path, True, "step", 8)  # continues from 6, saves 7, is killed at 8
     assert newest_checkpoint(tmp_path / "checkpoints")[2]["step"] == 7
 
 

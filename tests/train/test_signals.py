@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 save the run and end it with code 0, Ctrl-C with 130; it goes on at the same step."""
+"""SIGTERM and SIGUSR1 save the run and end it with code 0, Ctrl-C with 130; it continues at the same step."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from .recipe_options import parse_pairs
 
 def adapt(
     model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
-    data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a data set such as folder:PATH.")] = "shapes",
+    data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a dataset such as folder:PATH.")] = "shapes",
     weights: Annotated[
         Path | None, typer.Option(help="Safetensors of the original model.", show_default="random weights")
     ] = None,

@@ -1,4 +1,4 @@
-"""``infsa evaluate``: accuracy of a saved model on any data set."""
+"""``infsa evaluate``: accuracy of a saved model on any dataset."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="A saved folder, a .safetensors file, or a model with shipped weights.")],
     data: Annotated[
         str | None,
-        typer.Option(help="Data set, such as folder:PATH or imagenetv2:PATH.", show_default="its run's, or shapes"),
+        typer.Option(help="Dataset, such as folder:PATH or imagenetv2:PATH.", show_default="its run's, or shapes"),
     ] = None,
     split: Annotated[
         str | None,
@@ -104,7 +104,7 @@ def evaluate(
 
 
 def usual_data(source: str, model: "InfViT") -> str:
-    """The data set that a model belongs to, where none is named: that of its run, or shapes."""
+    """The dataset that a model belongs to, where none is named: that of its run, or shapes."""
     from ..data import Shapes
     from ..evaluate.held_out import run_of
     from ..evaluate.matching import match_model
@@ -135,7 +135,7 @@ def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
 
 
 def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choose", str]:
-    """How to open a split: its name for the data set, which images to take, and what to say about it.
+    """How to open a split: its name for the dataset, which images to take, and what to say about it.
 
     A folder without splits has those of the run that trained the model on it; ``all`` takes every image.
     """

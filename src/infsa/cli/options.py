@@ -64,7 +64,7 @@ def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
 
 
 def named_data(data: str, split: str) -> "tuple[str, ImageDataset]":
-    """A data set, and what results call it: without the folders that it lies in."""
+    """A dataset, and what results call it: without the folders that it lies in."""
     from ..data import open_dataset
 
     kind, _, path = data.partition(":")

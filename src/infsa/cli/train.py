@@ -1,4 +1,4 @@
-"""``infsa train``: from a data set to a trained, validated, resumable model."""
+"""``infsa train``: from a dataset to a trained, validated, resumable model."""
 
 import json
 import signal
@@ -79,7 +79,9 @@ def train(
     if run.stopped:
         if as_json:
             typer.echo(json.dumps({"stopped": True, "out": str(out)}))
-        console.print(f"Stopped and saved. Go on with: infsa train --resume --out {out}", markup=False, soft_wrap=True)
+        console.print(
+            f"Stopped and saved. Continue with: infsa train --resume --out {out}", markup=False, soft_wrap=True
+        )
         raise typer.Exit(INTERRUPTED if run.signal == signal.SIGINT else 0)
     curve = draw_curve(out)
     if as_json:

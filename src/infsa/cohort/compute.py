@@ -23,7 +23,7 @@ class Computer:
 
     Args:
         network: the model.
-        scratch: a folder for the states of streams, which then go on where they were killed.
+        scratch: a folder for the states of streams, which then continue where they were killed.
     """
 
     def __init__(self, network: Network, scratch: Path | None = None) -> None:

@@ -92,7 +92,7 @@ def embed(
 ) -> Summary:
     """Compute embeddings and predictions of many images, and write them as a table, one row per image.
 
-    Killed at any moment, the same call goes on from what is written, to the same table. A file that cannot be read
+    Killed at any moment, the same call continues from what is written, to the same table. A file that cannot be read
     becomes a row with the reason. A file that has not changed since the last call is not computed again.
 
     Args:

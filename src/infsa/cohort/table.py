@@ -1,4 +1,4 @@
-"""The table on the disk: parts that are written whole while the work goes on, and one file at the end.
+"""The table on the disk: parts that are written whole during the run, and one file at the end.
 
 ``cohort.parquet.parts`` holds a file for every unit that is done, which together are a valid table at every moment. At
 the end they become ``cohort.parquet``, in the order of the inputs, and ``cohort.timings.parquet`` with the measured
@@ -294,7 +294,7 @@ class Store:
         try:
             write_atomically(path, write)
         except OSError as error:
-            left = f"{error.strerror or error}; what is done is in {self.parts}, the same command goes on from it"
+            left = f"{error.strerror or error}; what is done is in {self.parts}, the same command continues from it"
             raise OSError(error.errno, left, str(self.out)) if error.errno else OSError(left) from error
 
     def _clear(self) -> None:

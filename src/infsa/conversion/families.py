@@ -83,7 +83,7 @@ class Family(ABC):
     """What one library's attention layers are, and how they change.
 
     Layers change in place: the module object, its parameters and their names stay, so that optimisers, adapters,
-    hooks and checkpoints go on working.
+    hooks and checkpoints keep working.
     """
 
     name: str

@@ -43,7 +43,7 @@ class Devkit:
                 stream = tar.extractfile(f"{NAME}/data/{name}")
                 return stream.read() if stream else b""
         except (OSError, KeyError, tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{self.path} is not a whole devkit: data/{name} cannot be read") from error
+            raise ValueError(f"{self.path} is not a complete devkit: data/{name} cannot be read") from error
 
 
 def _leaf_classes(content: bytes, path: Path) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Data sets that are drawn on the training device, a batch at a time: nothing is read, decoded or copied."""
+"""Datasets that are drawn on the training device, a batch at a time: nothing is read, decoded or copied."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from .sample import Sample
 
 @runtime_checkable
 class DrawnDataset(Protocol):
-    """A data set whose images are computed where they are wanted."""
+    """A dataset whose images are computed where they are wanted."""
 
     classes: list[str]
 

@@ -144,7 +144,7 @@ def _visible(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def without_splits(data: str) -> bool:
-    """Whether a data set is a folder with neither a training nor a validation folder inside."""
+    """Whether a dataset is a folder with neither a training nor a validation folder inside."""
     kind, _, path = data.partition(":")
     root = Path(path)
     return kind == "folder" and root.is_dir() and not (split_folder(root, "train") or split_folder(root, "val"))

@@ -111,7 +111,7 @@ class MegapixelDigits:
 
     def __getitem__(self, index: int) -> Sample:
         if not -self.length <= index < self.length:
-            raise IndexError(f"index {index} is outside a data set of {self.length} samples")
+            raise IndexError(f"index {index} is outside a dataset of {self.length} samples")
         index = range(self.length)[index]
         image, label, boxes = (part[0].numpy() for part in self.compose(torch.tensor([index])))
         grey = Image.fromarray(image[0]).convert("RGB")

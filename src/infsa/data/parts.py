@@ -1,4 +1,4 @@
-"""Parts of a data set: some of its images, held out by the names of the files or numbered as another set is."""
+"""Parts of a dataset: some of its images, held out by the names of the files or numbered as another set is."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from .skipping import SkipLog, SkippingDataset, numbered
 
 
 class Part(SkippingDataset):
-    """Some images of a data set; an unreadable one is replaced from this part alone.
+    """Some images of a dataset; an unreadable one is replaced from this part alone.
 
     Args:
-        whole: the data set.
+        whole: the dataset.
         indices: which of its images, (n,).
         classes: other names in another order, among which are those of the images; the whole's if not given.
         skipped: the log of unreadable images; the whole's if not given.
@@ -37,11 +37,11 @@ class Part(SkippingDataset):
         self.whole, self.indices = whole, indices
 
     def name(self, index: int) -> str:
-        """What the whole data set calls it."""
+        """What the whole dataset calls it."""
         return self.whole.name(int(self.indices[index]))
 
     def source(self, index: int) -> bytes | str | Image.Image:
-        """Where the whole data set has it."""
+        """Where the whole dataset has it."""
         return self.whole.source(int(self.indices[index]))
 
     def size(self, index: int) -> int:
@@ -79,7 +79,7 @@ def _hash(seed: int, name: str) -> bytes:
 def hold_out(
     dataset: SkippingDataset, share: float, seed: int = 0, skipped: SkipLog | None = None
 ) -> tuple[Part, Part]:
-    """A data set in two parts, for training and for validation; ``skipped`` is the log of the second."""
+    """A dataset in two parts, for training and for validation; ``skipped`` is the log of the second."""
     chosen = held_out(dataset, share, seed)
     train = Part(dataset, np.flatnonzero(~chosen))
     train.left_out = dataset.left_out

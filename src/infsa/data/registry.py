@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Datasets by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ ACCEPTED = ", ".join(name + rest for name, (rest, _) in DATASETS.items())
 
 
 def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDataset:
-    """Open a data set by its name and, after a colon, its path.
+    """Open a dataset by its name and, after a colon, its path.
 
     Args:
         name: ``shapes``, ``megapixel-digits[:PATH]`` with MNIST's folder, ``folder:PATH``, ``imagenet:PATH``,
@@ -36,7 +36,7 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
             ``timm:NAME[:ROOT]``.
         split: ``"train"`` or ``"val"``; for ``imagenetv2`` the variant. Without it, ``folder`` and ``imagenetv2`` open
             the folder itself, ``wds`` all shards, and the others their training split.
-        options: for the class of the data set, such as ``size`` for :class:`Shapes` or ``max_pixels``.
+        options: for the class of the dataset, such as ``size`` for :class:`Shapes` or ``max_pixels``.
 
     Example:
         >>> len(open_dataset("folder:photos"))
@@ -46,7 +46,7 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
     rest, opener = DATASETS.get(kind, ("", None))
     possible = {"": (False,), ":": (True,), "[": (False, True)}[rest[:1]]
     if opener is None or bool(colon) not in possible or bool(colon) != bool(path):
-        raise ValueError(f"unknown data set {name!r}; accepted are {ACCEPTED}")
+        raise ValueError(f"unknown dataset {name!r}; accepted are {ACCEPTED}")
     if kind == "imagenetv2" and split is not None and split not in IMAGENET_V2:
         raise ValueError(f"the split of imagenetv2 must be one of {list(IMAGENET_V2)}, got {split!r}")
     if split is not None:
@@ -54,4 +54,4 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
     try:
         return opener(path, **options) if path else opener(**options)
     except TypeError as error:
-        raise TypeError(f"data set {kind!r}: {error}") from error
+        raise TypeError(f"dataset {kind!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""A small data set kept whole in memory, on the training device, and its views made a batch at a time there.
+"""A small dataset kept whole in memory, on the training device, and its views made a batch at a time there.
 
 For images of tens of pixels this feeds a GPU faster than any number of worker processes. The random numbers are a
 hash of (seed, epoch, index), computed alike on every device.
@@ -145,7 +145,7 @@ def load_resident(
     interpolation: str = "bicubic",
     tell: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decode a whole data set to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop."""
+    """Decode a whole dataset to (N, 3, size, size) uint8 and (N,) labels: shorter side to ``size``, centre crop."""
     plain = Views(dataset, ValTransform(size, mean=(0, 0, 0), std=(1, 1, 1), interpolation=interpolation))
     images = torch.empty(len(plain), 3, size, size, dtype=torch.uint8)
     labels = torch.empty(len(plain), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What every data set of this package returns, and what it promises."""
+"""What every dataset of this package returns, and what it promises."""
 
 from typing import NamedTuple, Protocol
 
@@ -19,9 +19,9 @@ class Sample(NamedTuple):
 
 
 class ImageDataset(Protocol):
-    """A map-style data set: ``len(dataset)`` samples, each read by its index, and the names of the classes."""
+    """A map-style dataset: ``len(dataset)`` samples, each read by its index, and the names of the classes."""
 
-    classes: list[str]  # of a data set with several tasks, the names of all outputs; it has ``tasks`` as well
+    classes: list[str]  # of a dataset with several tasks, the names of all outputs; it has ``tasks`` as well
 
     def __len__(self) -> int:
         """How many samples there are."""

@@ -1,4 +1,4 @@
-"""A procedural data set: one textured outline in clutter, drawn on the fly, with its exact box.
+"""A procedural dataset: one textured outline in clutter, drawn on the fly, with its exact box.
 
 The class is the pair of an outline and a texture. Clutter shows both without saying anything about the class: the
 background carries textures without an outline, the distractors are outlines without a texture.
@@ -88,7 +88,7 @@ class Shapes:
             (64, 64)
         """
         if not -self.length <= index < self.length:
-            raise IndexError(f"index {index} is outside a data set of {self.length} samples")
+            raise IndexError(f"index {index} is outside a dataset of {self.length} samples")
         index = range(self.length)[index]
         scene = _Scene(self.size, keyed_generator("shapes", self.seed, self.split, self.size, index))
         return scene.compose(*self._pairs[index % len(self._pairs)])

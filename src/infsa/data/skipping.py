@@ -1,4 +1,4 @@
-"""Data sets that meet unreadable images: each is logged by name and replaced by the next good one."""
+"""Datasets that meet unreadable images: each is logged by name and replaced by the next good one."""
 
 import json
 from abc import ABC, abstractmethod
@@ -72,7 +72,7 @@ class SkippingDataset(ABC):
     replacement depends on the files alone, so it is the same in every process and every epoch.
 
     Args:
-        origin: what errors call the data set.
+        origin: what errors call the dataset.
         labels: of every image, (n,).
         classes: the name of each label.
         every_class: whether a class without an image is refused, as it should be for training.
@@ -137,7 +137,7 @@ class SkippingDataset(ABC):
     def __getitem__(self, index: int) -> Sample:
         length = len(self)
         if not -length <= index < length:
-            raise IndexError(f"index {index} is outside a data set of {length} samples")
+            raise IndexError(f"index {index} is outside a dataset of {length} samples")
         for candidate in (step % length for step in range(index % length, index % length + length)):
             if self.skipped.reasons and self.name(candidate) in self.skipped.reasons:
                 continue
@@ -159,7 +159,7 @@ def numbered(names: Sequence[str], classes: Sequence[str], origin: str) -> list[
 
 
 def left_out_note(dataset: object) -> str:
-    """One line about the files of a data set that are no images; empty if there are none."""
+    """One line about the files of a dataset that are no images; empty if there are none."""
     names: Sequence[str] = getattr(dataset, "left_out", ())
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
     return f"{files} left out, in no format that Pillow reads: {few(names)}" if names else ""

@@ -1,4 +1,4 @@
-"""Images in tables: the npz shard, and Hugging Face data sets."""
+"""Images in tables: the npz shard, and Hugging Face datasets."""
 
 import zipfile
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class NpzShard(SkippingDataset):
 
 def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a whole npz file")
+        raise ValueError(f"{path} is not a complete npz file")
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in SHARD if name not in archive]
@@ -74,7 +74,7 @@ def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 raise ValueError(f"{path}: the arrays {missing} are missing")
             arrays = {name: archive[name] for name in SHARD}
     except (zipfile.BadZipFile, EOFError, OSError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a whole npz file") from error
+        raise ValueError(f"{path} is not a complete npz file") from error
     rows = len(arrays["label"])
     expected = {"offset": (rows + 1,), "box": (rows, 4), "is_val": (rows,), "label": (rows,)}
     for name, shape in expected.items():
@@ -88,7 +88,7 @@ def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 class HuggingFace(SkippingDataset):
-    """A data set of the ``datasets`` library, already loaded, with a column of images and one of labels.
+    """A dataset of the ``datasets`` library, already loaded, with a column of images and one of labels.
 
     Labels are whole numbers, or text: then the classes are the sorted words, or those of ``classes``.
 
@@ -146,13 +146,13 @@ def open_hugging_face(
     max_pixels: int = MAX_PIXELS,
     skipped: SkipLog | None = None,
 ) -> HuggingFace:
-    """Open a Hugging Face data set: a name on the hub, a folder of images or tables, a saved data set or one table.
+    """Open a Hugging Face dataset: a name on the hub, a folder of images or tables, a saved dataset or one table.
 
     Args:
         name: what ``datasets.load_dataset`` accepts, a folder that ``save_to_disk`` wrote, or a .parquet, .arrow,
             .json or .csv file.
         split: ``"val"`` stands for validation, or for test where there is no validation; any other split by its name.
-        config: of data sets that come in several.
+        config: of datasets that come in several.
         image, label, max_pixels, skipped: see :class:`HuggingFace`.
     """
     try:
@@ -194,7 +194,7 @@ def _column(dataset: Any, what: str, given: str | None, kind: type, usual: tuple
     columns = dataset.column_names
     if given is not None:
         if given not in columns:
-            raise ValueError(f"no column {given!r}; the data set has {columns}")
+            raise ValueError(f"no column {given!r}; the dataset has {columns}")
         return given
     typed = [name for name in columns if isinstance(dataset.features[name], kind)]
     named = [name for name in usual if name in (typed or columns)]
@@ -208,7 +208,7 @@ def _labels(dataset: Any, column: str, classes: list[str] | None, origin: str) -
     values = dataset.select_columns([column]).with_format("numpy")[:][column]
     names = getattr(dataset.features[column], "names", None)
     if not len(values):
-        raise ValueError("the data set holds no images")
+        raise ValueError("the dataset holds no images")
     if values.dtype.kind in "iub":
         return values, names or classes or [str(value) for value in range(int(values.max()) + 1)]
     texts = values.tolist()

@@ -44,7 +44,7 @@ def members(path: str | Path, start: int = 0, wanted: Callable[[str], bool] = la
     except FileNotFoundError:
         raise FileNotFoundError(f"no file at {path}") from None
     except (tarfile.TarError, OSError) as error:
-        raise ValueError(f"{path} is not a whole uncompressed tar: {error}") from error
+        raise ValueError(f"{path} is not a complete uncompressed tar: {error}") from error
 
 
 class TarImages(SkippingDataset):

@@ -33,7 +33,7 @@ class Task:
 
 
 class Tasks:
-    """The tasks of a data set, in the order of the model's outputs.
+    """The tasks of a dataset, in the order of the model's outputs.
 
     Example:
         >>> tasks = Tasks([Task("season", ("summer", "winter")), Task("seen", ("cat", "dog"), multilabel=True)])
@@ -121,7 +121,7 @@ class Tasks:
 
 
 def tasks_of(dataset: Any) -> Tasks:
-    """The tasks that a data set declares, or the one of every other: which of its classes an image has."""
+    """The tasks that a dataset declares, or the one of every other: which of its classes an image has."""
     return getattr(dataset, "tasks", None) or single_task(dataset.classes)
 
 

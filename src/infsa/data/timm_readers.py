@@ -1,4 +1,4 @@
-"""What timm and torchvision open: torchvision's own data sets, and images in tars."""
+"""What timm and torchvision open: torchvision's own datasets, and images in tars."""
 
 import tarfile
 from pathlib import Path
@@ -54,7 +54,7 @@ def open_timm(
 
 
 class TorchDataset(SkippingDataset):
-    """A data set of torchvision without a transform: Pillow images and whole numbers."""
+    """A dataset of torchvision without a transform: Pillow images and whole numbers."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TorchDataset(SkippingDataset):
         self.dataset, self.title = dataset, title
 
     def name(self, index: int) -> str:
-        """The title of the data set and the place of an image in it."""
+        """The title of the dataset and the place of an image in it."""
         return f"{self.title}/{index}"
 
     def source(self, index: int) -> Image.Image:
@@ -88,7 +88,7 @@ class TorchDataset(SkippingDataset):
 
 
 def _targets(dataset: Any) -> np.ndarray[Any, Any]:
-    """Every label of a torchvision data set, without reading its images where it keeps a list."""
+    """Every label of a torchvision dataset, without reading its images where it keeps a list."""
     if hasattr(dataset, "targets"):
         targets = np.asarray(dataset.targets)
         return targets[:, 0] if targets.ndim == 2 else targets  # QMNIST keeps more than the digit
@@ -134,7 +134,7 @@ def _scan(place: Path) -> tuple[list[tuple[str, Member]], list[int], list[str]]:
     try:
         infos, targets, numbers, _ = extract_tarinfos(str(place), cache_tarinfo=False)
     except (tarfile.TarError, OSError, ValueError, AssertionError) as error:
-        raise ValueError(f"{place} is not a whole tar of images in folders: {error}") from error
+        raise ValueError(f"{place} is not a complete tar of images in folders: {error}") from error
     found = []
     for info, tar, inner in infos:  # a tar inside a tar counts its places from its own start
         start = 0 if inner is None else inner.offset_data

@@ -1,4 +1,4 @@
-"""A data set seen through a transform, and its samples put into batches."""
+"""A dataset seen through a transform, and its samples put into batches."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class Views(torch.utils.data.Dataset[Example]):
-    """A data set through a transform: view ``index`` depends on (seed, epoch, index) and nothing else.
+    """A dataset through a transform: view ``index`` depends on (seed, epoch, index) and nothing else.
 
     The epoch lives in shared memory, so that :meth:`set_epoch` reaches workers that persist between epochs.
     """

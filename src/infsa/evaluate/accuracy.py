@@ -1,4 +1,4 @@
-"""Accuracy and loss of a classifier over a data set, on one process or many."""
+"""Accuracy and loss of a classifier over a dataset, on one process or many."""
 
 import statistics
 import tempfile
@@ -164,7 +164,7 @@ def _measures(task: Task) -> tuple[str, str]:
 def _sums(logits: Tensor, labels: Tensor, tasks: Tasks) -> Tensor:
     """Hits and images of every class, right answers and the second measure of every task, loss, images."""
     if logits.shape[-1] != tasks.outputs:
-        raise ValueError(f"the model has {logits.shape[-1]} classes, the data set {tasks.outputs}")
+        raise ValueError(f"the model has {logits.shape[-1]} classes, the dataset {tasks.outputs}")
     logits, targets = logits.float(), tasks.targets(labels)
     hits, further = [], []
     for task, own, wanted in zip(tasks, tasks.split(logits), tasks.split(targets), strict=True):
@@ -204,7 +204,7 @@ def evaluate_model(
     progress: Callable[[Any], Iterable[Any]] = iter,
     choose: Callable[[ImageDataset], ImageDataset] = lambda dataset: dataset,
 ) -> Accuracy:
-    """Accuracy of a loaded model on a data set by name, at the model's own size, colours and cropping.
+    """Accuracy of a loaded model on a dataset by name, at the model's own size, colours and cropping.
 
     The classes of the data are found among the model's by name; ``choose`` may take a part of the images. Several tasks
     must be those that the model was trained for.

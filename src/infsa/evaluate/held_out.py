@@ -29,7 +29,7 @@ def held_out_by(model: str | Path, data: str) -> list[str]:
 
 
 def chosen(dataset: ImageDataset, names: Collection[str], inside: bool = True) -> ImageDataset:
-    """The images of a data set that have one of the names, or the others."""
+    """The images of a dataset that have one of the names, or the others."""
     assert isinstance(dataset, SkippingDataset)
     wanted = [(dataset.name(index) in names) == inside for index in range(len(dataset))]
     return Part(dataset, np.flatnonzero(wanted))

@@ -1,4 +1,4 @@
-"""Which of a model's classes each class of a data set is: by name, or by number where there are no names to go by."""
+"""Which of a model's classes each class of a dataset is: by name, or by number where there are no names to go by."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Match:
 
 
 def match_model(model: InfViT, data: Sequence[str]) -> Match:
-    """The classes of a data set among those of a model, whose names may be missing."""
+    """The classes of a dataset among those of a model, whose names may be missing."""
     names = class_names(model)
     return match_classes(names if names != [f"class {i}" for i in range(len(names))] else len(names), data)
 
@@ -34,20 +34,20 @@ def match_classes(model: Sequence[str] | int, data: Sequence[str]) -> Match:
 
     Args:
         model: the names of its classes, or how many it has.
-        data: the names in the data set.
+        data: the names in the dataset.
     """
     in_order = np.arange(len(data))
     count = model if isinstance(model, int) else len(model)
     if isinstance(model, int) or list(model) == list(data):
         if count != len(data):
-            raise ValueError(f"the model has {count} classes, the data set {len(data)}")
+            raise ValueError(f"the model has {count} classes, the dataset {len(data)}")
         return Match(list(data), in_order, [])
     labels = _by_name(model, data)
     known = labels != UNKNOWN
     if not known.any():
         if count != len(data):
             raise ValueError(
-                f"the model has {count} classes ({few(model, 2)}), the data set {len(data)} ({few(data, 2)}), and no "
+                f"the model has {count} classes ({few(model, 2)}), the dataset {len(data)} ({few(data, 2)}), and no "
                 "name in common: call the folders what the model calls its classes"
             )
         if all(name.isdigit() for name in data):

@@ -1,4 +1,4 @@
-"""Measuring a model over a data set, image by image, into results that can be taken up again."""
+"""Measuring a model over a dataset, image by image, into results that can be taken up again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict

@@ -237,7 +237,7 @@ def read_header(file: Path) -> Header:
             tensors = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
             return Header(file, handle.metadata() or {}, tensors)
     except (SafetensorError, RuntimeError, MemoryError) as error:  # the latter two: too long to map
-        raise ValueError(f"{file} is not a whole safetensors file: {brief(error)}") from error
+        raise ValueError(f"{file} is not a complete safetensors file: {brief(error)}") from error
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -247,4 +247,4 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as handle:
             return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, RuntimeError, MemoryError, AttributeError, KeyError, TypeError) as error:  # odd types too
-        raise ValueError(f"{file} is not a whole safetensors file: {brief(error)}") from error
+        raise ValueError(f"{file} is not a complete safetensors file: {brief(error)}") from error

@@ -138,11 +138,11 @@ def read_facts(path: Path) -> dict[str, Any]:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """What :func:`write_tensors` wrote; read at once, because a running stream may replace the file."""
     if not read_facts(path):
-        raise ValueError(f"{path} is not a whole safetensors file of a stream")
+        raise ValueError(f"{path} is not a complete safetensors file of a stream")
     data = path.read_bytes()
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {' '.join(str(error).split())}") from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return tensors, parse(header.get("__metadata__", {}).get("stream", "{}"), str(path))

@@ -121,7 +121,7 @@ def run_study(study: Study, out: str | Path, tell: Callable[[str], None] = print
         name = point_name(point)
         runs = [_run(study, point, seed, out / name / f"seed-{seed}", tell) for seed in seeds]
         if any(run is None for run in runs):
-            tell("stopped; the same command goes on from here")
+            tell("stopped; the same command continues from here")
             return {}
         values = [_numbers(run) for run in runs if run is not None]
         if study.quality_images and main:
@@ -166,7 +166,7 @@ def _run(study: Study, point: Point, seed: int, folder: Path, tell: Callable[[st
         check_same_run(recipe, result["recipe"])
         return result
     resume = bool(list_checkpoints(folder / "checkpoints"))
-    tell(f"{point_name(point)}, seed {seed}: {'going on' if resume else 'training'}")
+    tell(f"{point_name(point)}, seed {seed}: {'continuing' if resume else 'training'}")
     run = train(recipe, folder, resume=resume)
     for note in run.notes:
         tell(note)

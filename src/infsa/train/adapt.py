@@ -25,7 +25,7 @@ from .module import STEP_SEED, smoothed
 from .state import gather_state, restore_state
 
 Watcher = Callable[[dict[str, Any]], None]
-FREE = {"workers", "save_every", "log_every"}  # may change when a run goes on
+FREE = {"workers", "save_every", "log_every"}  # may change when a run continues
 
 
 class Adapter:

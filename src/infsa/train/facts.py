@@ -40,6 +40,6 @@ def training_facts(
 
 
 def short(name: str) -> str:
-    """The name of a data set or of weights without the folders that lead to it."""
+    """The name of a dataset or of weights without the folders that lead to it."""
     kind, colon, path = name.partition(":")
     return f"{kind}:{Path(path).name}" if colon else Path(name).name

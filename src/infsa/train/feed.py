@@ -99,7 +99,7 @@ def skip_log(logs: Path, split: str) -> Path:
 
 
 def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str, Any]:
-    """What the run itself tells a data set."""
+    """What the run itself tells a dataset."""
     side = {"shapes": "size", "megapixel-digits": "side"}.get(data.partition(":")[0])  # of what is drawn
     if side is not None:
         return {} if side in recipe.data_options else {side: recipe.size}

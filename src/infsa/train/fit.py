@@ -60,7 +60,7 @@ def train(
     accept_new_data: bool = False,
     fit_batch: bool = False,
 ) -> Run:
-    """Train a recipe in a folder; with ``resume``, go on at the step of the newest whole checkpoint.
+    """Train a recipe in a folder; with ``resume``, continue at the step of the newest complete checkpoint.
 
     The folder receives ``recipe.json``, ``log.jsonl``, ``tensorboard/``, ``checkpoints/`` with the best model so far in
     ``best/``, ``result.json`` and the model as ``model/`` (safetensors; ``infsa.create_model(name,
@@ -70,9 +70,9 @@ def train(
     Args:
         recipe: what to train.
         out: the folder.
-        resume: go on with the run in the folder.
+        resume: continue with the run in the folder.
         watch: called with every line of the log, with what happens in between, and with notes.
-        accept_new_data: go on although the images have changed.
+        accept_new_data: continue although the images have changed.
         fit_batch: lower the batch size if it is more than the images or cannot be shared out.
     """
     out, notes = Path(out), list[str]()

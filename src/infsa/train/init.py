@@ -110,7 +110,7 @@ def _classes(weights: dict[str, Tensor]) -> int:
 
 
 def completed(recipe: Recipe, run: Path | None = None) -> Recipe:
-    """The recipe with its empty fields filled: from the checkpoint of the ``run`` that goes on, or from ``init``."""
+    """The recipe with its empty fields filled: from the checkpoint of the ``run`` that continues, or from ``init``."""
     empty = [name for name in OPEN if not getattr(recipe, name)]
     if not recipe.init and (needed := [name for name in empty if name not in COLOURS]):
         raise ValueError(f"{needed[0]} is empty: set it, or init, whose weights it would follow")

@@ -90,7 +90,7 @@ class Recipe:
     def override(self, changes: dict[str, Any]) -> "Recipe":
         """This recipe with some fields changed; strings are read as the field's type.
 
-        Another kind of data set drops the options of the one before.
+        Another kind of dataset drops the options of the one before.
 
         Example:
             >>> RECIPES["paper"].override({"batch_size": "128", "jitter": "0.4,0.4,0.4"}).jitter
@@ -178,7 +178,7 @@ class Recipe:
             raise ValueError(f"loader='resident' has no RandAugment; got randaugment={self.randaugment}")
 
     def check_batches(self, images: int, world: int) -> None:
-        """Refuse a batch size that does not fit the data set or the devices.
+        """Refuse a batch size that does not fit the dataset or the devices.
 
         Example:
             >>> Recipe(batch_size=64).check_batches(images=50, world=1)
@@ -218,7 +218,7 @@ RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
     "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10), "val_share": (0, 1),
 }  # fmt: skip
-ANSWERS_OF_PLACE = ("megapixel-digits",)  # data sets, drawn on the device, whose answers a crop or a mirror changes
+ANSWERS_OF_PLACE = ("megapixel-digits",)  # datasets, drawn on the device, whose answers a crop or a mirror changes
 DRAWN: dict[str, Any] = {
     "loader": "resident", "crop_min": 1.0, "flip": 0.0, "jitter": (0.0, 0.0, 0.0), "erase": 0.0, "cutmix": 0.0,
     "val_share": 0.0,

@@ -38,7 +38,7 @@ class Record(L.Callback):
         feed: for validation.
         tasks: what is asked about an image, with the names of the classes in the order of the outputs.
         total: optimiser steps of the whole run.
-        saved: tensors and facts of the checkpoint to go on from.
+        saved: tensors and facts of the checkpoint to continue from.
         watch: called on rank 0 with every line of the log, after a first one that gives the total of steps, and in
             between with what has been done since.
         facts: further facts for checkpoints.

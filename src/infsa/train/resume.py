@@ -1,4 +1,4 @@
-"""Going on with a run: its newest whole checkpoint, and what may have changed since it was written."""
+"""Resuming a run: its newest complete checkpoint, and what may have changed since it was written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from .recipe import Recipe
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and facts of a checkpoint
 Tell = Callable[[str], None]
 
-# What may change when a run goes on: where it runs and what it records, not what it computes
+# What may change when a run continues: where it runs and what it records, not what it computes
 FREE = {
     "accelerator", "devices", "nodes", "strategy", "compile", "workers", "save_every", "keep", "log_every",
     "accumulate", "grad_checkpointing",
@@ -21,38 +21,38 @@ FREE = {
 
 
 def check_same_run(recipe: Recipe, saved: dict[str, Any], more_epochs: bool = False) -> None:
-    """Refuse to go on with a recipe that computes something else; with ``more_epochs`` it may last longer."""
+    """Refuse to continue with a recipe that computes something else; with ``more_epochs`` it may last longer."""
     for name, value in recipe.as_dict().items():
         before = saved.get(name, value)
         if name in FREE or before == value or (more_epochs and name == "epochs" and value > before):
             continue
-        hint = "; a run can go on for more epochs, not for fewer" if more_epochs and name == "epochs" else ""
+        hint = "; a run can continue for more epochs, not for fewer" if more_epochs and name == "epochs" else ""
         raise ValueError(f"the run was started with {name}={before!r}, got {value!r}{hint}")
 
 
 def saved_state(recipe: Recipe, out: Path, tell: Tell) -> Saved | None:
-    """The newest whole checkpoint of a run that this recipe may go on with; None if it has none yet."""
+    """The newest complete checkpoint of a run that this recipe may continue with; None if it has none yet."""
     if (out / "recipe.json").exists() and not list_checkpoints(out / "checkpoints"):
         tell("there is no checkpoint yet: starting at step 0")
         return None
     path, tensors, facts, damage = newest_checkpoint(out / "checkpoints")
     check_same_run(recipe, facts["recipe"], more_epochs=True)
     for line in damage:
-        tell(f"{line}; going on from {path.name}")
+        tell(f"{line}; continuing from {path.name}")
     return tensors, facts
 
 
 def on_same_data(
     saved: Saved, data: dict[str, Any], per_epoch: int, out: Path, accept: bool, keep: int, tell: Tell
 ) -> Saved:
-    """Refuse to go on with other images than the run began with; if accepted, go on at the same part of an epoch.
+    """Refuse to continue with other images than the run began with; if accepted, continue at the same part of an epoch.
 
     Args:
-        saved: what the run goes on from.
+        saved: what the run continues from.
         data: the fingerprints of the training and the validation images.
         per_epoch: steps that an epoch has with these images.
         out: the run's folder.
-        accept: go on with other images; other classes are always refused.
+        accept: continue with other images; other classes are always refused.
         keep: checkpoints kept.
         tell: receives a line if the images have changed.
     """
@@ -63,11 +63,11 @@ def on_same_data(
         return saved
     changed = f"the images have changed since the run began: {'; '.join(changes)}"
     if [row[0] for row in before["train"]] != [row[0] for row in data["train"]]:
-        raise ValueError(f"{changed}; a model cannot go on with other classes: put them back or start a new run")
+        raise ValueError(f"{changed}; a model cannot continue with other classes: put them back or start a new run")
     if not accept:
-        raise ValueError(f"{changed}; put them back, or go on with what is there with --accept-new-data")
+        raise ValueError(f"{changed}; put them back, or continue with what is there with --accept-new-data")
     step = round(facts["step"] / facts["per_epoch"] * per_epoch)
-    tell(f"{changed}; going on with what is there, at step {step}")
+    tell(f"{changed}; continuing with what is there, at step {step}")
     facts = {**facts, "step": step, "data": data, "per_epoch": per_epoch}
     kept = write_checkpoint(out / "checkpoints", step, tensors, facts, keep)
     for other in list_checkpoints(out / "checkpoints"):
@@ -84,5 +84,5 @@ def tell_longer(recipe: Recipe, facts: dict[str, Any], per_epoch: int, tell: Tel
     now, then = (one.learning_rate(facts["step"], per_epoch) for one in (recipe, before))
     tell(
         f"{before.epochs} epochs became {recipe.epochs}: the cosine ends at epoch {recipe.epochs}, and the learning "
-        f"rate goes on at {now:.3g} instead of {then:.3g}"
+        f"rate continues at {now:.3g} instead of {then:.3g}"
     )
