@@ -16,7 +16,6 @@ import infsa
 from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
-from infsa.graph import five_token_graph
 from infsa.report import quality_tables
 
 ROOT = Path(__file__).parents[2]
@@ -143,14 +142,6 @@ def test_tables_are_what_the_results_say(page, monkeypatch):
             assert found == made[name], f"{page.name}, {name}: run the script that writes it"
 
 
-def five_tokens():
-    graph = five_token_graph()
-    moves, weights = graph.transition(), graph.path_matrix(1)
-    scaled = (weights / weights.sum(dim=1, keepdim=True)).sum(dim=0)
-    made = (weights, graph.absorption(), weights.sum(0), scaled, (moves @ moves).sum(0), graph.katz_in())
-    return {f"{value:.3f}" for found in made for value in found.flatten().tolist()}
-
-
 def parameters():
     """The counts of docs/models.md, row by row."""
     for name, plain, extra in re.findall(
@@ -164,7 +155,6 @@ def parameters():
 
 
 TRACED = {  # page -> its numbers outside tables, from what they are computed from
-    "five-tokens.md": five_tokens,
     "models.md": lambda: set(parameters()),
     "app.md": lambda: {f"{MAX_PIXELS / 1e6:.0f}", f"{MAX_MEGAPIXELS:.0f}"},
 }
