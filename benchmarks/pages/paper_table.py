@@ -1,18 +1,33 @@
-"""The tables of docs/benchmarks.md: the paper's Table 1 as measured, beside what the paper printed."""
+"""The tables of docs/benchmarks.md, from the result file of ``infsa bench``; numbers of the paper beside them."""
 
+from collections.abc import Callable
 from typing import Any
 
-from infsa.bench.cases import VARIANTS, Case
+from infsa.bench.cases import PEERS, VARIANTS, Case
 from infsa.bench.presets import DEEP, FOUR
 from infsa.bench.scaling import finished, measured_crossover, median, series
-from infsa.report.bench_tables import NONE, energy, gibibytes, latency, number
+from infsa.report.bench_tables import NONE, gibibytes, number
 from infsa.report.table import Table
 
 Row = dict[str, Any]
 Content = dict[str, Any]
 CONFIGS: dict[str, dict[str, Any]] = {"24L-16H": DEEP, "4L-64H": FOUR}
-CROSSED = (("infer", "none"), ("infer", "reduce-overhead"), ("train", "none"))
+OURS = VARIANTS["infsa_linear"].label
+# the rows of the tables: of several ways to compute one mechanism, the best counts
+ROWS = {
+    "softmax, unfused": ("softmax-naive",),
+    "softmax, fused": ("softmax", "softmax-flash", "softmax-cudnn"),
+    **{VARIANTS[name].label: (name,) for name in PEERS},
+    "Pure InfSA": ("infsa_pure", "infsa_pure-triton"),
+    OURS: ("infsa_linear",),
+}
+CROSSED = {
+    "inference": ("infer", "none"),
+    "inference, compiled": ("infer", "reduce-overhead"),
+    "training": ("train", "none"),
+}
 SIDES = (224, 512, 1024, 2048, 4096, 9216)
+SQUARE = (1024, 1024)  # of the paper's claim
 # the paper's Table 1: training at 512² and inference at 1024² in ms, energy of inference in J, on an A100
 PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
     "24L-16H": {
@@ -33,115 +48,115 @@ def find(content: Content, mechanism: str, **fields: Any) -> Row | None:
     return content["rows"].get(Case(mechanism, **fields).key)
 
 
-def table1(content: Content, config: str) -> Table:
-    """One half of Table 1 beside the paper's numbers; :func:`claim_table` has the ratios."""
-    fields, paper = CONFIGS[config], PAPER[config]
+def milliseconds(row: Row) -> float | None:
+    """The median time of a row, if it was timed."""
+    return median(row) if "latency_ms" in row else None
+
+
+def joules(row: Row) -> float | None:
+    """Measured energy per image, if there is one."""
+    return (row.get("energy") or {}).get("joules_per_image")
+
+
+def peak(row: Row) -> float | None:
+    """Peak memory in bytes, if it was measured."""
+    return row.get("peak_bytes")
+
+
+def rows_of(content: Content, names: tuple[str, ...], **fields: Any) -> list[Row]:
+    """The rows that the file has of one mechanism, however computed."""
+    return [row for name in names if (row := find(content, name, **fields)) is not None]
+
+
+def best(rows: list[Row], value: Callable[[Row], float | None]) -> float | None:
+    """The smallest value of these rows, if one has any."""
+    return min((number for row in rows if (number := value(row)) is not None), default=None)
+
+
+def claim_table(content: Content) -> Table:
+    """What others need for an image of 1024², divided by what Linear-InfSA needs; and the same in the paper."""
+    graphs = {"compile": "reduce-overhead"}
+    measures: dict[str, tuple[Row, Callable[[Row], float | None]]] = {
+        "time": ({}, milliseconds),
+        "time, compiled": (graphs, milliseconds),
+        "energy": ({}, joules),
+        "memory": ({}, peak),
+    }
+    shown = [("4L", "4L-64H", list(measures)), ("24L", "24L-16H", list(measures)[:3])]
     lines = []
-    for name, variant in VARIANTS.items():
-        infer = find(content, name, size=(1024, 1024), **fields)
-        train = find(content, name, size=(512, 512), mode="train", **fields)
-        if infer is None and train is None:
+    for label, names in ROWS.items():
+        if label == OURS:
             continue
-        known = infer or train or {}
-        printed = paper.get(name)
-        lines.append([
-            variant.label, number(known.get("parameters"), 4, 1e-6), _cell(train), _cell(infer),
-            number((infer or {}).get("images_per_s")), NONE if infer is None else energy(infer),
-            gibibytes((infer or {}).get("peak_bytes")),
-            _limit(content, name, fields), NONE if printed is None else f"{printed[0]} / {printed[1]} / {printed[2]}",
-        ])  # fmt: skip
-    columns = ["mechanism", "parameters, M", "train 512², ms", "infer 1024², ms", "images/s", "J/image",
-               "memory, GiB", "largest image", "paper, A100: ms / ms / J"]  # fmt: skip
-    return Table(columns, lines)
-
-
-def stress_table(content: Content) -> Table:
-    """The extreme resolutions: training at 4096² and inference at 9216²."""
-    lines = []
-    for name, variant in VARIANTS.items():
-        for compiled in ("none", "default"):
-            four = {**FOUR, "compile": compiled}
-            found = [
-                find(content, name, size=(4096, 4096), mode="train", **four),
-                find(content, name, size=(9216, 9216), **four),
-                find(content, name, size=(9216, 9216), **{**DEEP, "compile": compiled}),
-            ]
-            if not any(found):
-                continue
-            label = variant.label + (", compiled" if compiled != "none" else "")
-            memory = [gibibytes((row or {}).get("peak_bytes")) for row in found[:2]]
-            lines.append([label, _cell(found[0]), memory[0], _cell(found[1]), memory[1], _cell(found[2])])
-    columns = ["mechanism", "4L train 4096², ms", "GiB", "4L infer 9216², ms", "GiB", "24L infer 9216², ms"]
-    return Table(columns, lines)
-
-
-def compiled_table(content: Content) -> Table:
-    """Inference at 1024², eager and compiled with CUDA graphs."""
-    lines = []
-    for name, variant in VARIANTS.items():
-        eager = "infsa_pure" if name == "infsa_pure-triton" else name  # what "auto" takes on a GPU, not compiled
-        cells = [
-            _cell(find(content, mechanism, size=(1024, 1024), compile=compiled, **fields))
-            for fields in (FOUR, DEEP)
-            for mechanism, compiled in ((eager, "none"), (name, "reduce-overhead"))
-        ]
-        if cells[1] != NONE or cells[3] != NONE:
-            lines.append([variant.label, *cells])
-    return Table(["mechanism", "4L eager, ms", "4L compiled, ms", "24L eager, ms", "24L compiled, ms"], lines)
-
-
-def crossover_table(content: Content) -> Table:
-    """From which N on Linear-InfSA is faster than others in the same model, measured.
-
-    In inference, eager and compiled with CUDA graphs, and in training.
-    """
-    found: dict[str, list[str]] = {}
-    rows = content["rows"].values()
-    for column, (mode, compiled) in enumerate(CROSSED):
-        same = finished(rows, mode=mode, part="model", compile=compiled, batch=1, **FOUR, width=1024)
-        points = series((row for row in same if row["case"]["size"][0] == row["case"]["size"][1]), median)
-        ours = points.pop("infsa_linear", [])
-        for name, theirs in points.items():
-            if len(dict(ours).keys() & dict(theirs).keys()) < 2:
-                continue
-            tokens = measured_crossover(ours, theirs)
-            first = min(dict(ours).keys() & dict(theirs).keys())
-            text = "not reached" if tokens is None else f"about {_rough(tokens):,} ({_rough(16 * tokens**0.5)}²)"
-            text = "every size measured" if tokens == first else text
-            found.setdefault(name, [NONE] * len(CROSSED))[column] = text
-    lines = [[VARIANTS[name].label, *found[name]] for name in VARIANTS if name in found]
-    return Table(["against", "inference, from N", "inference, compiled, from N", "training, from N"], lines)
+        cells = []
+        for _, config, wanted in shown:
+            for fields, value in (measures[name] for name in wanted):
+                both = [rows_of(content, ROWS[key], size=SQUARE, **CONFIGS[config], **fields) for key in (label, OURS)]
+                cells.append(_ratio(*(best(rows, value) for rows in both)))
+            printed = PAPER[config]
+            cells.append(f"{printed[names[0]][1] / printed['infsa_linear'][1]:.1f}" if names[0] in printed else NONE)
+        lines.append([label, *cells])
+    columns = [f"{depth} {name}" for depth, _, wanted in shown for name in (*wanted, "(paper)")]
+    return Table(["relative to Linear-InfSA, 1024²", *columns], lines)
 
 
 def resolution_table(content: Content) -> Table:
-    """Inference of the 4-layer models at growing sizes, the fastest at the largest size first."""
-    found = {name: [find(content, name, size=(side, side), **FOUR) for side in SIDES] for name in VARIANTS}
-    found = {name: rows for name, rows in found.items() if sum("latency_ms" in (row or {}) for row in rows) > 2}
-    worst = float("inf")
-    times = {name: [median(row) if row and "latency_ms" in row else worst for row in found[name]] for name in found}
-    order = sorted(found, key=lambda name: times[name][::-1])
-    lines = [[VARIANTS[name].label, *map(_cell, found[name])] for name in order]
-    return Table(["mechanism", *(f"{side}², ms" for side in SIDES)], lines)
+    """Inference of the 4-layer models in milliseconds at growing sizes, the fastest at the largest size first."""
+    found = {label: [rows_of(content, names, size=(side, side), **FOUR) for side in SIDES]
+             for label, names in ROWS.items()}  # fmt: skip
+    times = {label: [best(rows, milliseconds) or float("inf") for rows in sizes] for label, sizes in found.items()}
+    order = sorted(found, key=lambda label: times[label][::-1])
+    return Table(["4L-64H, ms", *(f"{side}²" for side in SIDES)], [[n, *map(time_cell, found[n])] for n in order])
 
 
-def claim_table(content: Content, config: str = "4L-64H") -> Table:
-    """How many times better Linear-InfSA is at 1024² than others: time, energy, memory; and in the paper."""
-    size, fields, printed = (1024, 1024), CONFIGS[config], PAPER[config]
-    ours = find(content, "infsa_linear", size=size, **fields)
-    graph = find(content, "infsa_linear", size=size, compile="reduce-overhead", **fields)
+def large_table(content: Content) -> Table:
+    """Training, peak memory, and the largest image within the limits of the search, of the 4-layer models."""
     lines = []
-    for name, variant in VARIANTS.items():
-        theirs = find(content, name, size=size, **fields)
-        compiled = find(content, name, size=size, compile="reduce-overhead", **fields)
-        if name == "infsa_linear" or not (theirs or compiled):
-            continue
-        paper = [f"{printed[name][i] / printed['infsa_linear'][i]:.1f}" if name in printed else NONE for i in (1, 2)]
-        lines.append([
-            variant.label, _times(theirs, ours), _times(compiled, graph), _ratio(_joules(theirs), _joules(ours)),
-            _ratio((theirs or {}).get("peak_bytes"), (ours or {}).get("peak_bytes")), *paper,
-        ])  # fmt: skip
-    first = f"Linear-InfSA, {config}, 1024², times better than"
-    return Table([first, "time", "time, both compiled", "energy", "memory", "paper: time", "paper: energy"], lines)
+    for label, names in ROWS.items():
+        small, large = (rows_of(content, names, size=(s, s), mode="train", **FOUR) for s in (512, 4096))
+        huge = rows_of(content, names, size=(9216, 9216), **FOUR)
+        memory = [gibibytes(best(rows, peak)) for rows in (large, huge)]
+        lines.append([label, time_cell(small), time_cell(large), *memory, _limit(content, names)])
+    columns = ["4L-64H", "train 512², ms", "train 4096², ms", "train 4096², GiB", "infer 9216², GiB", "largest image"]
+    return Table(columns, lines)
+
+
+def crossover_table(content: Content) -> Table:
+    """From which N on Linear-InfSA is faster than Pure InfSA and softmax in the same model, measured."""
+    lines = []
+    for label in ("softmax, unfused", "softmax, fused", "Pure InfSA"):
+        cells = []
+        for mode, compiled in CROSSED.values():
+            same = finished(content["rows"].values(), mode=mode, part="model", compile=compiled, batch=1, **FOUR,
+                            width=1024)  # fmt: skip
+            points = series((row for row in same if row["case"]["size"][0] == row["case"]["size"][1]), median)
+            theirs: dict[int, float] = {}
+            for tokens, time in (pair for name in ROWS[label] for pair in points.get(name, [])):
+                theirs[tokens] = min(time, theirs.get(tokens, time))
+            cells.append(_crossing(points.get("infsa_linear", []), sorted(theirs.items())))
+        lines.append([label, *cells])
+    return Table(["Linear-InfSA is faster than", *CROSSED], lines)
+
+
+def time_cell(rows: list[Row]) -> str:
+    """The smallest median; ~ before it if the medians of its rounds differ by more than 5 %."""
+    timed = [row for row in rows if "latency_ms" in row]
+    if not timed:
+        failed = any(row.get("ran_out") for row in rows)
+        return "out of memory" if failed else NONE
+    row = min(timed, key=median)
+    return ("~" if row["latency_ms"]["drift"] else "") + number(median(row))
+
+
+def _crossing(ours: list[tuple[int, float]], theirs: list[tuple[int, float]]) -> str:
+    common = dict(ours).keys() & dict(theirs).keys()
+    if len(common) < 2:
+        return NONE
+    tokens = measured_crossover(ours, theirs)
+    if tokens is None:
+        return "at no size measured"
+    if tokens == min(common):
+        return "at every size measured"
+    return f"from {_rough(16 * tokens**0.5)}² ({_rough(tokens):,} tokens)"
 
 
 def _rough(value: float) -> int:
@@ -150,23 +165,13 @@ def _rough(value: float) -> int:
     return round(value / unit) * unit
 
 
-def _joules(row: Row | None) -> float | None:
-    return (row or {}).get("energy", {}).get("joules_per_image")
-
-
 def _ratio(a: float | None, b: float | None) -> str:
     return NONE if a is None or b is None else f"{a / b:.2f}"
 
 
-def _cell(row: Row | None) -> str:
-    return NONE if row is None else latency(row)
-
-
-def _times(base: Row | None, row: Row | None) -> str:
-    known = [None if found is None or "latency_ms" not in found else median(found) for found in (base, row)]
-    return _ratio(*known)
-
-
-def _limit(content: Content, name: str, fields: Row) -> str:
-    row = find(content, name, size=(512, 512), limit=True, **fields)
-    return f"{row['limit']['side']}² ({row['limit']['ran_out']})" if row and "limit" in row else NONE
+def _limit(content: Content, names: tuple[str, ...]) -> str:
+    rows = [row for row in rows_of(content, names, size=(512, 512), limit=True, **FOUR) if "limit" in row]
+    if not rows:
+        return NONE
+    found = max((row["limit"] for row in rows), key=lambda limit: limit["side"])
+    return f"{found['side']}² ({found['ran_out'].removeprefix('GPU ')})"

@@ -42,11 +42,8 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "2": "settings",
         "3": "settings",
         "5": "settings",
-        "200": "the paper's watts",
-        "300": "the paper's watts",
-        "59": "the paper's",
+        "13": "the paper's",
         "40": "the paper's gigabytes",
-        "95": "confidence",
     },
     "kernels.md": {
         "8.0": "a GPU",

@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says in words follows from the committed benchmark."""
+"""What docs/benchmarks.md and docs/kernels.md say in words follows from the committed benchmarks."""
 
 import math
 import statistics
@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from infsa.bench.scaling import groups_of_sizes, median, memory_slopes, paper_crossover, series, slopes
 from infsa.files import read_json
 
 from .test_sentences import RESULTS, marked
@@ -39,6 +40,30 @@ def peak(name, side):
 def attention(heads, method):
     rows = [r for r in read_json(RESULTS / "kernels-h200.json")["pure"] if r["n"] == 4096 and r["heads"] == heads]
     return next(r for r in rows if r["passes"] == "forward")["times"][method]["ms"]
+
+
+def sizes(part):
+    """Inference of one layer or of whole models, eager, at all sizes."""
+    name = {"model": "model 4L-64H", "attention": "attention 1L-64H"}[part]
+    return groups_of_sizes(bench().values())[f"{name}, infer, batch 1, bfloat16"]
+
+
+def fewer_macs(name, side):
+    """How many times fewer multiply-adds Linear-InfSA needs, logarithmic, over how many times faster it is."""
+    ours, theirs = (
+        bench()[f"model/4L-64H/infer/{side}x{side}/b1/bfloat16/{which}"] for which in ("infsa_linear", name)
+    )
+    return math.log(theirs["macs"] / ours["macs"]) / math.log(median(theirs) / median(ours))
+
+
+def layer_exponents():
+    found = {name: fit.value for name, fit in slopes(sizes("attention"), 3).items()}
+    quadratic = ("infsa_pure", *QUADRATIC[1:])
+    return all(1.9 < found[name] < 2.1 for name in quadratic) and all(0.95 < found[name] < 1.05 for name in PEERS)
+
+
+def layer_times():
+    return dict(series(sizes("attention"), median)["infsa_linear"])
 
 
 def older(row):
@@ -107,6 +132,20 @@ SENTENCES = {
     "linformer-512-slower": lambda: timed("linformer", 512) > timed("linformer", 1024) > 1.9 * graph("linformer"),
     "40gb-only-unfused": lambda: all(
         (peak(name, 2048) > 40) == (name == "softmax-naive") for name in (*PEERS, *QUADRATIC, "infsa_pure")
+    ),
+    "memory-proportional": lambda: all(
+        (fit.value < 1.1) == (name != "softmax-naive") and fit.value > 0.9
+        for name, fit in memory_slopes(sizes("model")).items()
+    ),
+    "macs-explain-less-than-half": lambda: all(fewer_macs(name, side) < 0.5 for name in PEERS for side in (4096, 9216)),
+    "faster-than-peers-from-512": lambda: all(
+        timed(name, side) > timed("infsa_linear", side) for name in PEERS for side in (512, 1024, 2048, 4096, 9216)
+    ),
+    "no-flop-crossover": lambda: paper_crossover()["vit_b"] == 16,  # one patch
+    "layer-exponents": layer_exponents,
+    "linear-layer-launch-bound": lambda: layer_times()[147457] < 3 * layer_times()[4097],
+    "harness-within-one-percent": lambda: all(
+        abs(check["ratio"] - 1) < 0.01 for check in read_json(RESULTS / "bench-h200.json")["checks"]
     ),
     "40gb-9216-linformer": lambda: all(
         (peak(name, 9216) > 40) == (name in ("linformer", "softmax-naive"))

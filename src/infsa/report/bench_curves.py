@@ -77,8 +77,8 @@ def speedups(content: Content) -> Figure | None:
     axes.axhline(1, color=INK, linewidth=1)
     axes.set_xticks(range(len(sizes)), [f"{16 * (tokens - 1) ** 0.5:.0f}²" for tokens in sizes])
     logarithmic(axes.yaxis)
-    axes.set_ylabel("times as fast as the best fused softmax")
-    axes.set_title(f"{CONFIGS[0]}, inference at growing resolution: above the line, faster", fontsize=10)
+    axes.set_ylabel("speed-up over the best fused softmax")
+    axes.set_title(f"{CONFIGS[0]}, inference; above the line: faster than softmax", fontsize=10)
     figure.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside right upper", fontsize=8)
     tidy(axes)
     return figure

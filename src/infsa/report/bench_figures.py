@@ -1,6 +1,6 @@
 """The figures of ``infsa bench``, from its result files only: the same file gives the same bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -26,19 +26,19 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def draw_bench(content: Content, folder: str | Path) -> list[Path]:
-    """Every figure that a result file has the rows for."""
+def draw_bench(content: Content, folder: str | Path, names: Iterable[str] | None = None) -> list[Path]:
+    """The figures of these names, or all, that a result file has the rows for."""
     folder = Path(folder)
     files = []
-    for name, draw in FIGURES.items():
-        figure = draw(content)
+    for name in FIGURES if names is None else names:
+        figure = FIGURES[name](content)
         if figure is not None:
             files.append(save(figure, folder / f"{name}.png"))
     return files
 
 
 def at_1024(content: Content, config: str) -> list[Row]:
-    """Rows of one configuration as the paper's figures show them: inference at 1024², batch 1, not compiled."""
+    """Rows of one configuration that the paper's figures show: inference at 1024², batch 1, eager."""
     rows = finished(content["rows"].values(), mode="infer", part="model", batch=1, compile="none", size=[SIDE, SIDE])
     return in_order(row for row in rows if row["config"] == config)
 
@@ -69,8 +69,8 @@ def dashboard(content: Content) -> Figure | None:
         return None
     fused = min((times[name] for name in ("softmax-flash", "softmax-cudnn", "softmax") if name in times), default=None)
     bars: dict[str, Callable[[Row], float | None]] = {
-        "times as fast as unfused softmax": lambda row: times["softmax-naive"] / median(row),
-        "times as fast as the best fused softmax": lambda row: fused and fused / median(row),
+        "speed-up over unfused softmax": lambda row: times["softmax-naive"] / median(row),
+        "speed-up over the best fused softmax": lambda row: fused and fused / median(row),
         "images per second": lambda row: row["images_per_s"],
         "joules per image, measured": joules,
     }
@@ -105,7 +105,7 @@ def tiers(content: Content) -> Figure | None:
     logarithmic(axes.xaxis, axes.yaxis)
     axes.set(xlabel="joules per image, measured", ylabel="images per second")
     axes.set_title(f"{CONFIGS[0]}, inference at {SIDE}²", fontsize=10)
-    axes.legend(frameon=False, title="claimed")
+    axes.legend(frameon=False, title="claimed complexity")
     tidy(axes)
     return figure
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..bench.cases import VARIANTS, read_case
-from ..bench.scaling import CLAIMED, LARGEST, Slope, groups_of_sizes, memory_slopes, paper_crossover, slopes
+from ..bench.scaling import CLAIMED, LARGEST, Slope, groups_of_sizes, memory_slopes, slopes
 from .table import Table
 
 Row = dict[str, Any]
@@ -30,9 +30,7 @@ def gibibytes(value: float | None) -> str:
 
 
 def latency(row: Row) -> str:
-    """Median and half the interquartile range, with a mark where rounds drifted; why there is none, if there
-    is none.
-    """
+    """Median ± half the interquartile range, with ~ if the medians of the rounds differ; or why there is no time."""
     found = row.get("latency_ms")
     if found is None:
         return reason(row)
@@ -102,7 +100,9 @@ def slope_table(rows: Sequence[Row]) -> Table:
         claimed = f"O({row['tier']}): {CLAIMED[row['tier']]:.0f}"
         cells = [row["label"], claimed, *map(interval, (found, ends[name], memories.get(name))), str(found.points)]
         lines.append(cells)
-    return Table(["mechanism", "claimed", "time ~ N^", f"{LARGEST} largest sizes", "memory ~ N^", "sizes"], lines)
+    return Table(
+        ["mechanism", "claimed", "time exponent", f"{LARGEST} largest sizes", "memory exponent", "sizes"], lines
+    )
 
 
 def slope_tables(content: Content) -> dict[str, Table]:
@@ -146,25 +146,6 @@ def check_table(content: Content) -> Table:
         for check in content["checks"] if "harness_ms" in check
     ]  # fmt: skip
     return Table(["matrix product", "harness, ms", "directly, ms", "ratio", "TFLOP/s"], lines)
-
-
-def flop_crossover_table() -> Table:
-    """From which square image on Linear InfViT-4L needs fewer multiply-adds than others."""
-    found = paper_crossover()
-    names = {
-        "softmax_4l": "softmax, 4L-64H (counted)",
-        "pure_4l": "Pure InfSA, 4L-64H (counted)",
-        "vit_b": "ViT-B/16 (counted)",
-        "paper_flops": "ViT-B/16 (counted), with the paper's 59 GFLOPs for its own model",
-        "paper_macs": "the same, if the paper's FLOPs are multiply-adds",
-        "paper_claim": "ViT-B/16, as the paper says",
-    }
-    lines = []
-    for key, label in names.items():
-        side = found[key]
-        cell = NONE if side is None else "every size" if side == 16 else f"about {side}²"
-        lines.append([label, cell])
-    return Table(["against", "cheaper from"], lines)
 
 
 def machine_line(content: Content) -> str:
