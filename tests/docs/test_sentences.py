@@ -79,6 +79,21 @@ def spreads():
         yield from (100 * cell["over_runs"] for cell in cells)
 
 
+def digits(name):
+    return read_json(RESULTS / "high-resolution-h200.json")[name]
+
+
+def digits_gap(first, second):
+    """Points of accuracy by which one run is ahead of another, by task."""
+    one, other = digits(first)["test"], digits(second)["test"]
+    return {task: 100 * (one[task] - other[task]) for task in ("majority", "max", "top", "multi")}
+
+
+def last_stage(first, second, key):
+    """The ratio of two runs in their last stage."""
+    return digits(first)["stages"][-1][key] / digits(second)["stages"][-1][key]
+
+
 SENTENCES = {
     "docs/training.md": {
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
@@ -102,6 +117,18 @@ SENTENCES = {
         ),
         "boxes-below-gaussian": lambda: all(roc(n, "centre")["mean"] > roc(n)["mean"] for n in THREE),
         "spread-over-runs": lambda: {round(min(spreads())), round(max(spreads()))} == {1, 7},
+    },
+    "docs/high-resolution.md": {
+        "equal-accuracy": lambda: max(map(abs, digits_gap("linear", "softmax").values())) < 1.5,
+        "step-five-times": lambda: round(last_stage("softmax", "linear", "ms_per_step"), 1) == 5,
+        "twelve-times-steps": lambda: (
+            last_stage("linear-3000", "softmax-3000", "steps") == 12
+            and last_stage("linear-3000", "softmax-3000", "seconds") < 1
+        ),
+        "better-at-three": lambda: (
+            [x > 0 for x in digits_gap("linear-3000", "softmax-3000").values()] == [True, True, False, True]
+        ),
+        "half-mass-on-digits": lambda: round(digits("linear")["maps"]["layer 4"]["mass"], 2) == 0.5,
     },
     "README.md": {
         "softmax-classifies-best": lambda: all(
