@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages.quality import page_tables
 
 import infsa
 from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
 from infsa.graph import five_token_graph
-from infsa.report import quality_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,8 +33,6 @@ CONSTANTS = {  # page -> numbers that nobody measured
     "attention-quality.md": {
         "0.1": "least probability",
         "0.5": "chance",
-        "35": "from the formula beside it",
-        "31": "from the formula beside it",
         "76.0": "the paper's",
         "42.6": "the paper's",
         "0.985": "the paper's",
@@ -92,28 +90,12 @@ def written_by(name, function, monkeypatch):
     return found
 
 
-def quality_page():
-    tables, study, rivals = quality_tables, result("attention-quality"), result("attention-quality-rivals")
-    aligned, fills = result("alignment"), result("attention-quality-fills")
-    made = {
-        "removal": tables.removal_table(study, "mean"),
-        "boxes": tables.box_table(study),
-        "boxes-area": tables.box_table(study, "area"),
-        "rivals": tables.removal_table(rivals, "mean"),
-        "rivals-boxes": tables.box_table(rivals),
-        "alignment": tables.alignment_table(aligned),
-        "alignment-layers": tables.alignment_table(aligned, layers=True),
-    }
-    made |= {f"fill-{fill}": tables.removal_table(fills, fill) for fill in ("black", "blur", "road", "tokens")}
-    return {name: table.markdown() for name, table in made.items()}
-
-
 def made_again(page, monkeypatch):
     """The tables of a page, made from the result files now."""
     if name := next((name for name in FACTS.TABLES if Path(name).name == page), None):
         return {name: table() for name, table in FACTS.TABLES[name].items()}
     if page == "attention-quality.md":
-        return quality_page()
+        return page_tables(RESULTS)
     if page == "scale.md":
         tables = {name: script(ROOT / "benchmarks" / f"{file}.py").table(result(file.replace("_", "-")))
                   for name, file in (("communication", "communication"), ("plan", "scale_plan"),

@@ -28,8 +28,28 @@ def removal(name, key):
     return quality(name)["removal"]["mean"]["methods"]["last"][key]
 
 
-def roc(name, method="last"):
-    return quality(name)["boxes"]["rules"]["centre"]["methods"][method]["roc"]
+def roc(name, method="last", rule="centre"):
+    return quality(name)["boxes"]["rules"][rule]["methods"][method]["roc"]
+
+
+METHODS = ("last", "rollout", "tokenrank", "katz", "degree")
+
+
+def aoc_over_random(name, method):
+    group = read_json(RESULTS / "attention-quality-rivals.json")["groups"][name]
+    return group["removal"]["mean"]["methods"][method]["aoc_over_random"]["mean"]
+
+
+def fill_cells():
+    """For every fill but the mean, MoRF-AOC minus random of the three mechanisms."""
+    groups = read_json(RESULTS / "attention-quality-fills.json")["groups"]
+    for fill in ("black", "blur", "road", "tokens"):
+        yield [groups[name]["removal"][fill]["methods"]["last"]["aoc_over_random"] for name in THREE]
+
+
+def cosine(candidate):
+    """With the Perron vector, in trained Linear models."""
+    return read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]["cosine"][candidate]["mean"]
 
 
 def decays():
@@ -116,6 +136,20 @@ SENTENCES = {
             and roc("infsa_pure")["mean"] < min(roc("infsa_linear")["mean"], roc("softmax")["mean"])
         ),
         "boxes-below-gaussian": lambda: all(roc(n, "centre")["mean"] > roc(n)["mean"] for n in THREE),
+        "gradient-far-ahead": lambda: all(
+            aoc_over_random(name, "gradient") > 2 * max(aoc_over_random(name, method) for method in METHODS)
+            for name in THREE
+        ),
+        "fills-within-noise": lambda: all(
+            max(x["mean"] for x in cells) - min(x["mean"] for x in cells) < min(x["over_runs"] for x in cells)
+            for cells in fill_cells()
+        ),
+        "box-rule": lambda: all(abs(roc(n)["mean"] - roc(n, rule="area")["mean"]) < 0.01 for n in THREE),
+        "perron-cosine": lambda: (
+            cosine("a") > 0.985
+            and cosine("a") - cosine("uniform") > 0.3
+            and abs(cosine("power, 3 steps") - cosine("a")) < 0.01
+        ),
         "spread-over-runs": lambda: {round(min(spreads())), round(max(spreads()))} == {1, 7},
     },
     "docs/high-resolution.md": {
