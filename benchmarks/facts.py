@@ -14,6 +14,7 @@ from pages.kernel_tables import (
     short_table,
 )
 from pages.marks import write_tables
+from pages.scale import TABLES as SCALE
 
 from infsa.bench.cases import Case
 from infsa.bench.presets import FOUR
@@ -120,6 +121,7 @@ TABLES = {
     "docs/idea.md": {"candidates": candidates_table},
     "docs/faq.md": {"control": control_table, "cost": cost_table, "candidates": candidates_table},
     "docs/choosing.md": {"facts": facts_table, "speed": speed_table},
+    "docs/scale.md": SCALE,
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
         "pure": lambda: pure_table(measured("pure-h200")),

@@ -60,6 +60,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "4.8": "the tanh form of GELU, in tests/models/test_speed.py",
         "6": "asserted in tests/models/test_speed.py",
     },
+    "scale.md": {"2": "the limit given to the command"},
     "streaming.md": {"30": "the default of --save-every"},
 }
 
@@ -96,12 +97,6 @@ def made_again(page, monkeypatch):
         return {name: table() for name, table in FACTS.TABLES[name].items()}
     if page == "attention-quality.md":
         return page_tables(RESULTS)
-    if page == "scale.md":
-        tables = {name: script(ROOT / "benchmarks" / f"{file}.py").table(result(file.replace("_", "-")))
-                  for name, file in (("communication", "communication"), ("plan", "scale_plan"),
-                                     ("cohort", "cohort"))}  # fmt: skip
-        tables["slides"] = script(ROOT / "benchmarks" / "cohort.py").slides()
-        return tables | written_by("streaming", "draw", monkeypatch)[page]
     if page == "conversion.md":
         done = (RESULTS / "adaptation.json").exists()
         return written_by("adaptation", "document", monkeypatch)[page] if done else {"adaptation": "not yet measured\n"}

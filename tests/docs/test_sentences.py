@@ -5,6 +5,7 @@ A sentence is found by its mark, ``<!-- holds: id -->`` behind it, so that its w
 
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,32 @@ def last_stage(first, second, key):
     return digits(first)["stages"][-1][key] / digits(second)["stages"][-1][key]
 
 
+def streamed(dtype):
+    """Seconds per megapixel on the GPU: in memory, by recompute, by spill."""
+    rows = read_json(RESULTS / "streaming-gpu.json")["gpu"]["rows"]
+    return [row["seconds_per_megapixel"] for row in rows if row["dtype"] == f"torch.{dtype}"]
+
+
+def traffic():
+    """The bytes of a layer of Linear-InfSA, by what may change them: layer and ranks."""
+    found = {}
+    for row in read_json(RESULTS / "communication.json")["rows"]:
+        if row["attention"] == "infsa_linear":
+            key = row["dim"], row["ranks"]
+            found.setdefault(key, set()).add((row["forward_all_reduce_bytes"], row["forward_send_bytes"]))
+    return found
+
+
+def embed_ratios():
+    """Seconds of the loop over those of the command: the median of the rounds, by kind of images."""
+    for row in read_json(RESULTS / "cohort.json")["rows"]:
+        yield statistics.median(r["loop"]["seconds"] / r["table"]["seconds"] for r in row["rounds"])
+
+
+def worker_rates():
+    return [r["steady_images_per_second"] for r in read_json(RESULTS / "cohort.json")["workers"][0]["rounds"]]
+
+
 SENTENCES = {
     "docs/training.md": {
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
@@ -163,6 +190,13 @@ SENTENCES = {
             [x > 0 for x in digits_gap("linear-3000", "softmax-3000").values()] == [True, True, False, True]
         ),
         "half-mass-on-digits": lambda: round(digits("linear")["maps"]["layer 4"]["mass"], 2) == 0.5,
+    },
+    "docs/scale.md": {
+        "stream-below-limit": lambda: read_json(RESULTS / "streaming.json")["image"]["resident_peak"] < 2 * 2**30,
+        "stream-cost": lambda: all(6 < x / streamed("bfloat16")[0] < 9 for x in streamed("bfloat16")[1:]),
+        "constant-traffic": lambda: all(len(sizes) == 1 for sizes in traffic().values()),
+        "embed-over-loop": lambda: min(embed_ratios()) >= 1,
+        "busy-rounds": lambda: max(worker_rates()) > 2 * min(worker_rates()),
     },
     "README.md": {
         "softmax-classifies-best": lambda: all(
