@@ -218,7 +218,7 @@ def table(plan: dict[str, Any]) -> str:
     """The large image on the GPU in bfloat16; other devices and dtypes, and the load, are in the result file."""
     large, assumed = [row for row in plan["large"] if row["dtype"] == SHOWN] or plan["large"], plan["assumed"]
     teams = sorted({row["team"] for row in large})
-    lines = [f"| strategy | {' | '.join(f'{n} GPU' if n == 1 else f'{n} GPUs' for n in teams)} | GB per GPU |"]
+    lines = [f"| strategy | {' | '.join(f'{n} GPU' if n == 1 else f'{n} GPUs' for n in teams)} | GB kept per GPU |"]
     lines += ["| --- " * (2 + len(teams)) + "|"]
     for strategy in dict.fromkeys(row["strategy"] for row in large):
         rows = {row["team"]: row for row in large if row["strategy"] == strategy}

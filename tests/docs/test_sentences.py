@@ -141,6 +141,14 @@ def worker_rates():
     return [r["steady_images_per_second"] for r in read_json(RESULTS / "cohort.json")["workers"][0]["rounds"]]
 
 
+def fed():
+    """The rate of training with two workers over that on a batch in memory."""
+    found = read_json(RESULTS / "feeding.json")
+    for row in found["rows"]:
+        if row["workers"] == 2:
+            yield statistics.median(row["fed"]) / statistics.median(found["step"])
+
+
 SENTENCES = {
     "docs/training.md": {
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
@@ -191,6 +199,7 @@ SENTENCES = {
         ),
         "half-mass-on-digits": lambda: round(digits("linear")["maps"]["layer 4"]["mass"], 2) == 0.5,
     },
+    "docs/data.md": {"loading-keeps-up": lambda: min(fed()) > 0.98},
     "docs/scale.md": {
         "stream-below-limit": lambda: read_json(RESULTS / "streaming.json")["image"]["resident_peak"] < 2 * 2**30,
         "stream-cost": lambda: all(6 < x / streamed("bfloat16")[0] < 9 for x in streamed("bfloat16")[1:]),
