@@ -1,6 +1,7 @@
 """Every number and figure of docs/attention-quality.md, from a folder of trained weights.
 
-    python benchmarks/attention_quality.py weights/ --data shards/
+    python benchmarks/attention_quality.py weights/ --data shards/     measure, then write results/ and the page
+    python benchmarks/attention_quality.py                             write the page from results/
 
 The weights are called SHARD-MODEL-SEED.safetensors (`a-softmax-0.safetensors`); SHARD finds the data,
 `tiny-imagenet-SHARD.npz`, and the runs of a MODEL over shards and seeds are its repetitions. An interrupted run goes on
@@ -15,19 +16,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from pages.gallery import draw_gallery
-from pages.marks import write_tables
+from pages.quality import FILLS, PAPER, write_page
 
 from infsa.data import NpzShard
-from infsa.evaluate import Aligning, Boxes, Removal, Subject, chosen_images, explain, study_alignment, study_quality
+from infsa.evaluate import Aligning, Boxes, Removal, Subject, study_alignment, study_quality
 from infsa.models import read_weights
-from infsa.report.quality_figures import draw_alignment_bars, draw_quality
-from infsa.report.quality_tables import alignment_table, box_table, removal_table
 
-PAPER = ("softmax", "infsa_pure", "infsa_linear")  # compared under every fill and method, and in the gallery
-RIVALS = ("last", "rollout", "gradient", "tokenrank", "katz", "degree")
-FILLS = ("black", "blur", "road", "tokens")
 ROOT = Path(__file__).parents[1]
+METHODS = ("last", "rollout", "gradient", "tokenrank", "katz", "degree")
 
 
 def subject_of(path: Path) -> tuple[Subject, str]:
@@ -47,39 +43,10 @@ def rounded(value: Any, digits: int = 5) -> Any:
     return [rounded(entry, digits) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def gallery(subjects: list[Subject], shards: dict[str, str], data: dict[str, Any], path: Path, device: str) -> None:
-    """The first seed of the three mechanisms on six images of one shard."""
-    shard = shards[subjects[0].name]
-    first = {name: next((s for s in subjects if s.group == name and shards[s.name] == shard), None) for name in PAPER}
-    models = {name: subject.load(device) for name, subject in first.items() if subject is not None}
-    dataset = data[subjects[0].name][1]
-    samples = [dataset[index] for index in chosen_images(len(dataset), 6, seed=1)]
-    found = [{name: explain(model, sample.image) for name, model in models.items()} for sample in samples]
-    for explanations in found:
-        for explanation in explanations.values():
-            names = dataset.classes
-            explanation.predictions[:] = [(_short(names, label), share) for label, share in explanation.predictions]
-    draw_gallery([s.image for s in samples], found, path, [dataset.classes[s.label].split(",")[0] for s in samples])
-
-
-def _short(names: list[str], label: str) -> str:
-    number = label.removeprefix("class ")
-    return (names[int(number)] if number.isdigit() else label).split(",")[0]
-
-
-def main(
-    weights: Annotated[Path, typer.Argument(help="Folder of SHARD-MODEL-SEED.safetensors.")],
-    data: Annotated[Path, typer.Option(help="Folder of tiny-imagenet-SHARD.npz.")],
-    images: Annotated[int, typer.Option(help="Images of the main study.")] = 500,
-    few: Annotated[int, typer.Option(help="Images of the studies over fills and over methods.")] = 100,
-    head_images: Annotated[int, typer.Option(help="Images whose heads are aligned.")] = 64,
-    device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    out: Path = ROOT / "runs" / "attention-quality",
-    results: Path = ROOT / "benchmarks" / "results",
-    figures: Path = ROOT / "docs" / "images" / "attention-quality",
-    document: Path = ROOT / "docs" / "attention-quality.md",
+def measure(
+    weights: Path, data: Path, images: int, few: int, head_images: int, device: str, out: Path, results: Path
 ) -> None:
-    """Measure, summarise, draw, and fill in the tables of the document."""
+    """Run the four studies and keep their summaries."""
     found = [subject_of(path) for path in sorted(weights.glob("*.safetensors"))]
     if not found:
         raise typer.BadParameter(f"no SHARD-MODEL-SEED.safetensors in {weights}")
@@ -89,57 +56,50 @@ def main(
     opened = {shard: NpzShard(data / f"tiny-imagenet-{shard}.npz", "val") for shard in set(shards.values())}
     sources = {name: (f"tiny-imagenet-{shard}/val", opened[shard]) for name, shard in shards.items()}
     paper = [subject for subject in subjects if subject.group in PAPER]
-    started, common = time.perf_counter(), {"out": out, "device": device}
+    with_queries = [s for s in subjects if read_weights(s.source)[1].get("attention") in PAPER]
+    started = time.perf_counter()
 
     def report(text: str, done: int, total: int) -> None:
         if done == total:
             print(f"{time.perf_counter() - started:7.1f} s  {text}", flush=True)
 
-    def keep(name: str, summary: dict[str, Any]) -> dict[str, Any]:
+    def keep(name: str, summary: dict[str, Any]) -> None:
         results.mkdir(parents=True, exist_ok=True)
-        kept = rounded(summary)
-        (results / f"{name}.json").write_text(json.dumps(kept, allow_nan=False) + "\n")
-        return kept
+        (results / f"{name}.json").write_text(json.dumps(rounded(summary), allow_nan=False) + "\n")
 
-    figures.mkdir(parents=True, exist_ok=True)
-    main_study = keep(
-        "attention-quality",
-        study_quality(subjects, sources, [Removal()], Boxes(), images=images, report=report, **common),
-    )
-    draw_quality(main_study, figures)
-    common["out"] = out / "fills"
-    removals = [Removal(fill=fill) for fill in FILLS]
-    fills = study_quality(paper, sources, removals, Boxes(), images=few, report=report, **common)
-    keep("attention-quality-fills", fills)
-    common["out"] = out / "rivals"
-    rivals = study_quality(
-        paper, sources, [Removal(methods=RIVALS)], Boxes(methods=RIVALS), images=few, report=report, **common
-    )
+    def quality(chosen: list[Subject], removals: list[Removal], boxes: Boxes, count: int, part: str) -> dict[str, Any]:
+        options = {"out": out / part, "device": device, "report": report}
+        return study_quality(chosen, sources, removals, boxes, images=count, **options)
+
+    keep("attention-quality", quality(subjects, [Removal()], Boxes(), images, ""))
+    keep("attention-quality-fills", quality(paper, [Removal(fill=fill) for fill in FILLS], Boxes(), few, "fills"))
+    rivals = quality(paper, [Removal(methods=METHODS)], Boxes(methods=METHODS), few, "rivals")
     keep("attention-quality-rivals", rivals)
-    common["out"] = out / "alignment"
-    with_queries = [s for s in subjects if read_weights(s.source)[1].get("attention") in PAPER]
-    aligned = study_alignment(with_queries, sources, Aligning(), images=head_images, report=report, **common)
-    keep("alignment", aligned)
-    draw_alignment_bars(aligned, figures / "alignment.png")
-    gallery(paper, shards, sources, figures / "gallery.png", device)
-    tables = {
-        "removal": removal_table(main_study, "mean"),
-        "boxes": box_table(main_study),
-        "boxes-area": box_table(main_study, "area"),
-        **{f"fill-{fill}": removal_table(fills, fill) for fill in FILLS},
-        "rivals": removal_table(rivals, "mean"),
-        "rivals-boxes": box_table(rivals),
-        "alignment": alignment_table(aligned),
-        "alignment-layers": alignment_table(aligned, layers=True),
-    }
-    where = figures.relative_to(document.parent) if figures.is_relative_to(document.parent) else figures
-    shown = {
-        "figures": "".join(f"![{name}]({where}/{name}.png)\n" for name in ("morf", "lerf", "roc", "pr", "summary")),
-        "gallery": f"![maps of three mechanisms on six images]({where}/gallery.png)\n",
-        "alignment-figure": f"![agreement with the Perron vector]({where}/alignment.png)\n",
-    }
-    write_tables(document, {**{name: table.markdown() for name, table in tables.items()}, **shown})
+    options = {"out": out / "alignment", "device": device, "report": report}
+    keep("alignment", study_alignment(with_queries, sources, Aligning(), images=head_images, **options))
     print(f"done in {time.perf_counter() - started:.0f} s")
+
+
+def main(
+    weights: Annotated[
+        Path | None, typer.Argument(help="Folder of SHARD-MODEL-SEED.safetensors; without it nothing is measured.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of tiny-imagenet-SHARD.npz.")] = None,
+    images: Annotated[int, typer.Option(help="Images of the main study.")] = 500,
+    few: Annotated[int, typer.Option(help="Images of the studies over fills and over methods.")] = 100,
+    head_images: Annotated[int, typer.Option(help="Images whose heads are aligned.")] = 64,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    out: Path = ROOT / "runs" / "attention-quality",
+    results: Path = ROOT / "benchmarks" / "results",
+    figures: Path = ROOT / "docs" / "images" / "attention-quality",
+    document: Path = ROOT / "docs" / "attention-quality.md",
+) -> None:
+    """Measure, draw the figures, and fill in the tables of the document."""
+    if weights is not None:
+        if data is None:
+            raise typer.BadParameter("weights need --data, the folder of tiny-imagenet-SHARD.npz")
+        measure(weights, data, images, few, head_images, device, out, results)
+    write_page(results, figures, document)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages.marks import write_tables
 from PIL import Image
 from torchvision.transforms import functional as F
 
@@ -49,14 +50,6 @@ def main() -> None:
     Path(options.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if options.document:
         write_tables(Path(options.document), {"cohort": table(result), "slides": slides()})
-
-
-def write_tables(page: Path, tables: dict[str, str]) -> None:
-    """Put tables between their marks."""
-    for name, text in tables.items():
-        start, end = f"<!-- table {name} -->\n", "<!-- end -->\n"
-        before, _, rest = page.read_text(encoding="utf-8").partition(start)
-        page.write_text(before + start + text + end + rest.partition(end)[2], encoding="utf-8")
 
 
 def arguments() -> argparse.Namespace:
@@ -165,7 +158,7 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     machine, config = result["machine"], result["config"]
     count = config["images"]
-    lines = ["| images | loop, images/s | table, images/s | table over loop | processor time, loop over table |"]
+    lines = ["| image sizes | loop, images/s | `infsa embed`, images/s | speed-up | CPU time, loop ÷ embed |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for row in result["rows"]:
         loops, tables = ([r[kind] for r in row["rounds"]] for kind in ("loop", "table"))
@@ -174,16 +167,18 @@ def table(result: dict[str, Any]) -> str:
             statistics.median(one[kind] / other[kind] for one, other in zip(loops, tables, strict=True))
             for kind in ("seconds", "processor")
         ]
-        cells = [f"{row['images']} sizes", *(f"{rate:.0f}" for rate in rates), *(f"{ratio:.2f}×" for ratio in ratios)]
+        cells = [row["images"], *(f"{rate:.0f}" for rate in rates), *(f"{ratio:.2f}×" for ratio in ratios)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"| workers of one thread, {config['many']} images | images/s | speed-up |", "| --- | --- | --- |"]
-    base = statistics.median(r["steady_images_per_second"] for r in result["workers"][0]["rounds"])
-    for row in result["workers"]:
-        rate = statistics.median(r["steady_images_per_second"] for r in row["rounds"])
-        lines.append(f"| {row['workers']} | {rate:.0f} | {rate / base:.2f}× |")
-    where = f"{machine['cores']} cores of {machine['processor']} (load {machine['load']:.0f} from other work)"
-    what = f"{count} JPEGs of {config['side']} px, or of {config['sizes']} sizes around it"
-    lines += ["", f"`{config['model']}` on {config['device']}, {what}; {where}.", ""]
+    rates = {
+        row["workers"]: statistics.median(r["steady_images_per_second"] for r in row["rounds"])
+        for row in result["workers"]
+    }
+    told = ", ".join(f"{rate:.0f} images/s with {workers}" for workers, rate in rates.items())
+    gain = rates[max(rates)] / rates[min(rates)]
+    where = f"{machine['cores']} cores of {machine['processor']}, load average {machine['load']:.0f}"
+    what = f"{count} JPEGs of {config['side']} pixels, or of {config['sizes']} sizes around it"
+    lines += ["", f"Workers ({config['many']:,} images, one thread each): {told} ({gain:.2f}×)."]
+    lines += ["", f"`{config['model']}`, {what}; {where}.", ""]
     return "\n".join(lines)
 
 
@@ -191,19 +186,16 @@ def slides() -> str:
     """A cohort of slides on several GPUs by arithmetic from streaming-gpu.json, as Markdown."""
     measured = json.loads((ROOT / "benchmarks" / "results" / "streaming-gpu.json").read_text(encoding="utf-8"))["gpu"]
     size = SIDE**2 / 1e6
-    lines = [
-        "| strategy | seconds per megapixel | a slide | all slides | megapixels/s to decode per GPU | waiting tokens |"
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines = ["| strategy | one slide | all slides | decoding per GPU | tokens kept |", "| --- " * 5 + "|"]
     for row in measured["rows"]:
         if row["dtype"] == "torch.bfloat16" and row["run"] in PASSES:
             rate, reads = row["seconds_per_megapixel"], PASSES[row["run"]]
             kept = size * 1e6 / PATCH**2 * WIDTH * 2 / 1e9 if row["run"] == "spill" else 0
             hours = rate * size * SLIDES / GPUS / 3600
-            cells = [row["run"], f"{rate:.5f}", f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f}"]
+            cells = [row["run"], f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f} megapixels/s"]
             lines.append(f"| {' | '.join([*cells, f'{kept:.0f} GB'])} |")
-    what = f"{SLIDES:,} slides of {SIDE:,} × {SIDE:,} pixels ({size:,.0f} megapixels) on {GPUS} GPUs"
-    return "\n".join([*lines, "", f"{what}; `{measured['model']}` in bfloat16, measured on one NVIDIA H200.", ""])
+    what = f"{SLIDES:,} slides of {SIDE:,} × {SIDE:,} pixels on {GPUS} GPUs, bfloat16"
+    return "\n".join([*lines, "", f"{what}.", ""])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from infsa.files import read_json, write_json
 from infsa.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
+NAMES = {"infsa_linear": "Linear", "infsa_pure": "Pure"}
 LAYERS = [  # attention, width, heads: those of the presets
     ("infsa_linear", 1024, 64),
     ("infsa_linear", 192, 12),
@@ -94,20 +95,20 @@ def wire_bytes(row: dict, direction: str) -> float:
 
 
 def table(result: dict) -> str:
-    """Kilobytes on the wire per layer, image and rank, by the number of tokens."""
-    sizes = result["config"]["tokens"]
-    lines = [f"| layer | ranks | direction | {' | '.join(f'{n} tokens' for n in sizes)} |"]
-    lines += [f"| {' | '.join(['---'] * (3 + len(sizes)))} |"]
-    places = sorted({(r["attention"], -r["dim"], r["heads"], r["ranks"]) for r in result["rows"]})
-    for attention, minus, heads, ranks in places:
-        rows = {r["tokens"]: r for r in result["rows"]
-                if (r["attention"], -r["dim"], r["heads"], r["ranks"]) == (attention, minus, heads, ranks)}  # fmt: skip
-        for direction in ("forward", "backward"):
-            cells = [f"{wire_bytes(rows[n], direction) / 1e3:,.1f}" for n in sizes]
-            lines.append(f"| `{attention}` {-minus}/{heads} | {ranks} | {direction} | {' | '.join(cells)} |")
-    made = result["made_with"]
-    lines += ["", f"Kilobytes sent per layer, image and rank; width/heads; float32; torch {made['torch']}, gloo."]
-    return "\n".join(lines) + "\n"
+    """Kilobytes on the wire per layer, image and rank, by the number of tokens: the widest layers on the most ranks."""
+    sizes, ranks = (
+        sorted({*result["config"]["tokens"][:1], *result["config"]["tokens"][-1:]}),
+        max(result["config"]["ranks"]),
+    )
+    width = max(row["dim"] for row in result["rows"])
+    lines = [f"| layer | direction | {' | '.join(f'{n} tokens' for n in sizes)} |", "| --- " * (2 + len(sizes)) + "|"]
+    for attention, dim, heads in LAYERS:
+        layer = {"attention": attention, "dim": dim, "heads": heads, "ranks": ranks}
+        rows = {row["tokens"]: row for row in result["rows"] if layer.items() <= row.items()}
+        for direction in ("forward", "backward") if dim == width else ():
+            cells = [f"{wire_bytes(rows[n], direction) / 1e3:,.0f}" for n in sizes]
+            lines.append(f"| {NAMES[attention]}, {heads} heads | {direction} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"kB sent per layer, image and rank; {ranks} ranks, width {width}, float32."]) + "\n"
 
 
 if __name__ == "__main__":

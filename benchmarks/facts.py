@@ -14,6 +14,7 @@ from pages.kernel_tables import (
     short_table,
 )
 from pages.marks import write_tables
+from pages.scale import TABLES as SCALE
 
 from infsa.files import read_json
 from infsa.report.quality_tables import cell
@@ -85,6 +86,7 @@ TABLES = {
     "docs/idea.md": {"candidates": candidates_table},
     "docs/faq.md": {"control": control_table, "cost": cost_table},
     "docs/choosing.md": {"facts": facts_table},
+    "docs/scale.md": SCALE,
     "docs/kernels.md": {
         "kernels": lambda: kernel_table(measured("kernels-h200")),
         "pure": lambda: pure_table(measured("pure-h200")),

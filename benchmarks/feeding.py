@@ -178,18 +178,11 @@ def versions() -> dict[str, str]:
 def table(result: dict[str, Any]) -> str:
     """The result as a table of the documentation."""
     step = statistics.median(result["step"])
-    lines = ["| data | workers | loader, images/s | loader ÷ step | fed, images/s | fed ÷ step |"]
-    lines += ["| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| data | workers | loading only, images/s | training, images/s | relative to memory |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
     for row in result["rows"]:
         loader, fed = statistics.median(row["loader"]), statistics.median(row["fed"])
-        cells = (
-            row["data"],
-            row["workers"],
-            f"{loader:.0f}",
-            f"{loader / step:.2f}",
-            f"{fed:.0f}",
-            f"{fed / step:.2f}",
-        )
+        cells = (row["data"], row["workers"], f"{loader:.0f}", f"{fed:.0f}", f"{fed / step:.2f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     machine, config = result["machine"], result["config"]
     lines += [

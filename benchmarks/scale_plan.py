@@ -1,4 +1,4 @@
-"""What a 100,000 x 100,000 image and 1,000 images an hour take, simulated from what was measured.
+"""How long a 100,000 × 100,000 image and 1,000 images per hour take, simulated from measurements.
 
     python benchmarks/scale_plan.py                    reads results/, writes results/scale-plan.json and docs/scale.md
     python benchmarks/scale_plan.py --hourly 5000 --out /tmp/plan.json --document ""          another load, a trial
@@ -25,6 +25,7 @@ from infsa.files import read_json, write_json
 from infsa.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
+SHOWN = "bfloat16"  # rows of the document
 
 
 @dataclass(frozen=True)
@@ -214,31 +215,25 @@ def simulate_load(seconds: float, teams: int, hourly: int, hours: int, seed: int
 
 
 def table(plan: dict[str, Any]) -> str:
-    """Both answers as tables."""
-    side, load = plan["large"][0]["side"], plan["load"][0]
-    lines = [f"One image of {side:,} x {side:,} pixels:", ""]
-    lines += ["| measured on | model | strategy | devices | time | of it talking | waiting | kept per device |"]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for row in plan["large"]:
-        cells = [row["device"], f"`{row['model']}`", f"{row['strategy']}, {row['dtype']}", f"{row['team']}"]
-        cells += [duration(row["seconds"]), duration(row["seconds_talking"]), duration(row["seconds_waiting"])]
-        held = row["bytes_kept_per_device"]
-        cells.append("?" if held is None else f"{held / 1e9:.1f} GB")
+    """The large image on the GPU in bfloat16; other devices and dtypes, and the load, are in the result file."""
+    large, assumed = [row for row in plan["large"] if row["dtype"] == SHOWN] or plan["large"], plan["assumed"]
+    teams = sorted({row["team"] for row in large})
+    lines = [f"| strategy | {' | '.join(f'{n} GPU' if n == 1 else f'{n} GPUs' for n in teams)} | GB kept per GPU |"]
+    lines += ["| --- " * (2 + len(teams)) + "|"]
+    for strategy in dict.fromkeys(row["strategy"] for row in large):
+        rows = {row["team"]: row for row in large if row["strategy"] == strategy}
+        held = [rows[team]["bytes_kept_per_device"] for team in teams]
+        cells = [strategy, *(duration(rows[team]["seconds"]) for team in teams)]
+        cells.append(" / ".join("?" if size is None else f"{size / 1e9:.0f}" for size in held))
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"{load['hourly']:,} images of {load['side']:,} x {load['side']:,} pixels an hour:", ""]
-    lines += ["| measured on | model | strategy | devices per image | fewest devices | busy | done in (median; 95 %) |"]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for row in plan["load"]:
-        cells = [row["device"], f"`{row['model']}`", f"{row['strategy']}, {row['dtype']}", f"{row['team']}"]
-        cells += [f"{row['devices']:,}", f"{row['busy']:.0%}"]
-        cells.append(f"{duration(row['median_delay'])}; {duration(row['delay_of_95_percent'])}")
-        lines.append(f"| {' | '.join(cells)} |")
-    assumed = plan["assumed"]
-    lines += ["", "Simulated from the measurements, with assumed links of "]
-    lines[-1] += (
-        f"{assumed['bandwidth'] / 1e9:g} GB/s and {assumed['latency'] * 1e6:g} µs per message, steps that differ "
-    )
-    lines[-1] += f"by {assumed['jitter']:.0%}, and images that arrive at random over {assumed['hours']} hours."
+    most = [row for row in large if row["team"] == teams[-1]]
+    spent = [max(row[f"seconds_{what}"] / row["seconds"] for row in most) for what in ("talking", "waiting")]
+    lines += [
+        "",
+        f"With {teams[-1]} GPUs, communication takes at most {spent[0]:.0%} of the time, waiting for the slowest ",
+    ]
+    lines[-1] += f"GPU {spent[1]:.0%}. Assumed: links of {assumed['bandwidth'] / 1e9:g} GB/s and "
+    lines[-1] += f"{assumed['latency'] * 1e6:g} µs, steps that vary by {assumed['jitter']:.0%}."
     return "\n".join(lines) + "\n"
 
 

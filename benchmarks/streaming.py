@@ -240,31 +240,31 @@ def draw() -> None:
 
 
 def streaming_table(results: dict[str, Any]) -> str:
-    columns = ("machine", "model", "image", "strategy", "s per megapixel", "processor s", "peak memory", "off by")
-    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    """A row per image and strategy, and below them what device and model they were measured with."""
+    lines = ["| device | image | strategy | s per megapixel | peak memory | error |", "| --- " * 6 + "|"]
+    notes = []
     if "image" in results:
         one = results["image"]
-        width, height = one["size"]
-        one["processor_seconds_per_megapixel"] = one["processor_seconds"] / (width * height / 1e6)
-        how = f"`--memory {one['memory']}`, {one['strategy']}, with a map"
-        lines.append(row_of(one["provenance"], MODEL, f"{width} × {height}", how, one))
-    for name in ("strategies", "gpu"):
+        how = f"{one['strategy']}, limit {one['memory']}, with map"
+        lines.append(row_of("CPU", one["size"], how, one))
+    for name, device in (("strategies", "CPU"), ("gpu", "GPU")):
         section = results.get(name, {})
         for row in section.get("rows", []):
-            how = f"{row['strategy']}, {row['where']}" if name == "strategies" else f"{row['run']}, {row['dtype'][6:]}"
-            size = f"{section['side']} × {section['side']}"
-            lines.append(row_of(section["provenance"], section["model"], size, how, row))
-    return "\n".join(lines) + "\n"
+            how = row["run"] if name == "gpu" else row["strategy"]
+            how += f", {row['dtype'][6:]}" if name == "gpu" else ""
+            how += f" to {row['where']}" if row.get("where", "nowhere") != "nowhere" else ""
+            lines.append(row_of(device, [section["side"]] * 2, how, row))
+        if section:
+            made = section["provenance"]
+            machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
+            notes.append(f"{device}: {machine}, `{section['model']}`")
+    return "\n".join([*lines, "", f"{'; '.join(notes)}."]) + "\n"
 
 
-def row_of(made: dict[str, Any], model: str, size: str, how: str, row: dict[str, Any]) -> str:
-    machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
-    peak = row.get("resident_peak") or row.get("device_peak")
-    processor = row.get("processor_seconds_per_megapixel")
-    error = row.get("relative_error")
-    cells = (machine, f"`{model}`", size, how, f"{row['seconds_per_megapixel']:.3g}",
-             "" if processor is None else f"{processor:.3g}", "" if peak is None else show_bytes(peak),
-             "" if error is None else f"{error:.1e}")  # fmt: skip
+def row_of(device: str, size: list[int], how: str, row: dict[str, Any]) -> str:
+    peak, error = row.get("resident_peak") or row.get("device_peak"), row.get("relative_error")
+    cells = (device, "×".join(map(str, size)), how, f"{row['seconds_per_megapixel']:.3g}",
+             "" if peak is None else show_bytes(peak), "" if error is None else f"{error:.0e}")  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 

@@ -20,7 +20,7 @@ def test_table(monkeypatch, capsys, tmp_path, checkpoint):
     arguments = ["-m", checkpoint, "--data", "shapes", "--images", "2", "--out", str(tmp_path / "out")]
     code, text, err = run(monkeypatch, capsys, "align", *arguments)
     assert (code, err) == (0, "")
-    for word in ("uniform", "energy", "power, 2 steps", "a, 3 rounds", "blocks.1.attn", "degenerate", "align.json"):
+    for word in ("uniform", "energy", "power, 2 steps", "a, 3 iterations", "blocks.1.attn", "degenerate", "align.json"):
         assert word in text
     assert (tmp_path / "out" / "alignment.png").exists()
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages.quality import page_tables
 
 import infsa
 from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
-from infsa.report import quality_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -32,8 +32,6 @@ CONSTANTS = {  # page -> numbers that nobody measured
     "attention-quality.md": {
         "0.1": "least probability",
         "0.5": "chance",
-        "35": "from the formula beside it",
-        "31": "from the formula beside it",
         "76.0": "the paper's",
         "42.6": "the paper's",
         "0.985": "the paper's",
@@ -58,6 +56,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "4.8": "the tanh form of GELU, in tests/models/test_speed.py",
         "6": "asserted in tests/models/test_speed.py",
     },
+    "scale.md": {"2": "the limit given to the command"},
     "streaming.md": {"30": "the default of --save-every"},
 }
 
@@ -88,34 +87,12 @@ def written_by(name, function, monkeypatch):
     return found
 
 
-def quality_page():
-    tables, study, rivals = quality_tables, result("attention-quality"), result("attention-quality-rivals")
-    aligned, fills = result("alignment"), result("attention-quality-fills")
-    made = {
-        "removal": tables.removal_table(study, "mean"),
-        "boxes": tables.box_table(study),
-        "boxes-area": tables.box_table(study, "area"),
-        "rivals": tables.removal_table(rivals, "mean"),
-        "rivals-boxes": tables.box_table(rivals),
-        "alignment": tables.alignment_table(aligned),
-        "alignment-layers": tables.alignment_table(aligned, layers=True),
-    }
-    made |= {f"fill-{fill}": tables.removal_table(fills, fill) for fill in ("black", "blur", "road", "tokens")}
-    return {name: table.markdown() for name, table in made.items()}
-
-
 def made_again(page, monkeypatch):
     """The tables of a page, made from the result files now."""
     if name := next((name for name in FACTS.TABLES if Path(name).name == page), None):
         return {name: table() for name, table in FACTS.TABLES[name].items()}
     if page == "attention-quality.md":
-        return quality_page()
-    if page == "scale.md":
-        tables = {name: script(ROOT / "benchmarks" / f"{file}.py").table(result(file.replace("_", "-")))
-                  for name, file in (("communication", "communication"), ("plan", "scale_plan"),
-                                     ("cohort", "cohort"))}  # fmt: skip
-        tables["slides"] = script(ROOT / "benchmarks" / "cohort.py").slides()
-        return tables | written_by("streaming", "draw", monkeypatch)[page]
+        return page_tables(RESULTS)
     if page == "conversion.md":
         done = (RESULTS / "adaptation.json").exists()
         return written_by("adaptation", "document", monkeypatch)[page] if done else {"adaptation": "not yet measured\n"}

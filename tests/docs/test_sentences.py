@@ -5,6 +5,7 @@ A sentence is found by its mark, ``<!-- holds: id -->`` behind it, so that its w
 
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,28 @@ def removal(name, key):
     return quality(name)["removal"]["mean"]["methods"]["last"][key]
 
 
-def roc(name, method="last"):
-    return quality(name)["boxes"]["rules"]["centre"]["methods"][method]["roc"]
+def roc(name, method="last", rule="centre"):
+    return quality(name)["boxes"]["rules"][rule]["methods"][method]["roc"]
+
+
+METHODS = ("last", "rollout", "tokenrank", "katz", "degree")
+
+
+def aoc_over_random(name, method):
+    group = read_json(RESULTS / "attention-quality-rivals.json")["groups"][name]
+    return group["removal"]["mean"]["methods"][method]["aoc_over_random"]["mean"]
+
+
+def fill_cells():
+    """For every fill but the mean, MoRF-AOC minus random of the three mechanisms."""
+    groups = read_json(RESULTS / "attention-quality-fills.json")["groups"]
+    for fill in ("black", "blur", "road", "tokens"):
+        yield [groups[name]["removal"][fill]["methods"]["last"]["aoc_over_random"] for name in THREE]
+
+
+def cosine(candidate):
+    """With the Perron vector, in trained Linear models."""
+    return read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]["cosine"][candidate]["mean"]
 
 
 def decays():
@@ -54,9 +75,9 @@ def speed(name, *keys):
     return found["ms"]
 
 
-def digits(name):
+def right_answers(name):
     """Right answers to the four questions about digits in large images, on average."""
-    found = read_json(RESULTS / "high-resolution-h200.json")[name]["test"]
+    found = digits(name)["test"]
     return sum(found[question] for question in ("majority", "max", "top", "multi")) / 4
 
 
@@ -93,6 +114,55 @@ def spreads():
         yield from (100 * cell["over_runs"] for cell in cells)
 
 
+def digits(name):
+    return read_json(RESULTS / "high-resolution-h200.json")[name]
+
+
+def digits_gap(first, second):
+    """Points of accuracy by which one run is ahead of another, by task."""
+    one, other = digits(first)["test"], digits(second)["test"]
+    return {task: 100 * (one[task] - other[task]) for task in ("majority", "max", "top", "multi")}
+
+
+def last_stage(first, second, key):
+    """The ratio of two runs in their last stage."""
+    return digits(first)["stages"][-1][key] / digits(second)["stages"][-1][key]
+
+
+def streamed(dtype):
+    """Seconds per megapixel on the GPU: in memory, by recompute, by spill."""
+    rows = read_json(RESULTS / "streaming-gpu.json")["gpu"]["rows"]
+    return [row["seconds_per_megapixel"] for row in rows if row["dtype"] == f"torch.{dtype}"]
+
+
+def traffic():
+    """The bytes of a layer of Linear-InfSA, by what may change them: layer and ranks."""
+    found = {}
+    for row in read_json(RESULTS / "communication.json")["rows"]:
+        if row["attention"] == "infsa_linear":
+            key = row["dim"], row["ranks"]
+            found.setdefault(key, set()).add((row["forward_all_reduce_bytes"], row["forward_send_bytes"]))
+    return found
+
+
+def embed_ratios():
+    """Seconds of the loop over those of the command: the median of the rounds, by kind of images."""
+    for row in read_json(RESULTS / "cohort.json")["rows"]:
+        yield statistics.median(r["loop"]["seconds"] / r["table"]["seconds"] for r in row["rounds"])
+
+
+def worker_rates():
+    return [r["steady_images_per_second"] for r in read_json(RESULTS / "cohort.json")["workers"][0]["rounds"]]
+
+
+def fed():
+    """The rate of training with two workers over that on a batch in memory."""
+    found = read_json(RESULTS / "feeding.json")
+    for row in found["rows"]:
+        if row["workers"] == 2:
+            yield statistics.median(row["fed"]) / statistics.median(found["step"])
+
+
 SENTENCES = {
     "docs/training.md": {
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
@@ -115,7 +185,41 @@ SENTENCES = {
             and roc("infsa_pure")["mean"] < min(roc("infsa_linear")["mean"], roc("softmax")["mean"])
         ),
         "boxes-below-gaussian": lambda: all(roc(n, "centre")["mean"] > roc(n)["mean"] for n in THREE),
+        "gradient-far-ahead": lambda: all(
+            aoc_over_random(name, "gradient") > 2 * max(aoc_over_random(name, method) for method in METHODS)
+            for name in THREE
+        ),
+        "fills-within-noise": lambda: all(
+            max(x["mean"] for x in cells) - min(x["mean"] for x in cells) < min(x["over_runs"] for x in cells)
+            for cells in fill_cells()
+        ),
+        "box-rule": lambda: all(abs(roc(n)["mean"] - roc(n, rule="area")["mean"]) < 0.01 for n in THREE),
+        "perron-cosine": lambda: (
+            cosine("a") > 0.985
+            and cosine("a") - cosine("uniform") > 0.3
+            and abs(cosine("power, 3 steps") - cosine("a")) < 0.01
+        ),
         "spread-over-runs": lambda: {round(min(spreads())), round(max(spreads()))} == {1, 7},
+    },
+    "docs/high-resolution.md": {
+        "equal-accuracy": lambda: max(map(abs, digits_gap("linear", "softmax").values())) < 1.5,
+        "step-five-times": lambda: round(last_stage("softmax", "linear", "ms_per_step"), 1) == 5,
+        "twelve-times-steps": lambda: (
+            last_stage("linear-3000", "softmax-3000", "steps") == 12
+            and last_stage("linear-3000", "softmax-3000", "seconds") < 1
+        ),
+        "better-at-three": lambda: (
+            [x > 0 for x in digits_gap("linear-3000", "softmax-3000").values()] == [True, True, False, True]
+        ),
+        "half-mass-on-digits": lambda: round(digits("linear")["maps"]["layer 4"]["mass"], 2) == 0.5,
+    },
+    "docs/data.md": {"loading-keeps-up": lambda: min(fed()) > 0.98},
+    "docs/scale.md": {
+        "stream-below-limit": lambda: read_json(RESULTS / "streaming.json")["image"]["resident_peak"] < 2 * 2**30,
+        "stream-cost": lambda: all(6 < x / streamed("bfloat16")[0] < 9 for x in streamed("bfloat16")[1:]),
+        "constant-traffic": lambda: all(len(sizes) == 1 for sizes in traffic().values()),
+        "embed-over-loop": lambda: min(embed_ratios()) >= 1,
+        "busy-rounds": lambda: max(worker_rates()) > 2 * min(worker_rates()),
     },
     "README.md": {
         "softmax-classifies-best": lambda: all(
@@ -132,7 +236,7 @@ SENTENCES = {
         "linear-slower-at-224-eager": lambda: (
             speed("eager", "24 224 64", "linear", "train") > speed("eager", "24 224 64", "vit", "train")
         ),
-        "digits-equal": lambda: abs(digits("linear") - digits("softmax")) < 0.005,
+        "digits-equal": lambda: abs(right_answers("linear") - right_answers("softmax")) < 0.005,
     },
     "docs/faq.md": {
         "softmax-classifies-best": lambda: all(top1(s, "softmax") > top1(s, n) for s in "ab" for n in THREE[1:]),

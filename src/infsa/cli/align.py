@@ -57,7 +57,7 @@ def align(
     if as_json:
         typer.echo(json.dumps({**summary, "files": [str(file), str(figure)]}, indent=1))
         return
-    caption = "Mean ± deviation over seeds (deviation over heads and images)."
+    caption = "Mean ± standard deviation over runs (over heads and images)."
     console.print(alignment_table(summary).titled("Agreement with the Perron vector, all layers", caption))
     console.print(alignment_table(summary, layers=True).titled("Layer by layer"))
     console.print(f"Written: {file}, {figure}", highlight=False, soft_wrap=True)

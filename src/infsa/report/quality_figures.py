@@ -9,24 +9,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .figures import BLUE, GREY, INK, ORANGE, RED
+from .quality_tables import candidate_label
 
 GREEN, SKY, PINK = "#009E73", "#56B4E9", "#CC79A7"
 CYCLE = (BLUE, ORANGE, RED, GREEN, PINK, SKY, INK)
 KNOWN = {"softmax": INK, "infsa_pure": ORANGE, "infsa_linear": BLUE, "mean": GREY}
+LABELS = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA", "mean": "mean pooling"}
 Summary = dict[str, Any]
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each group; the mechanisms of the paper always have the same."""
+    """A colour for each group; the mechanisms of the paper always have the same one."""
     free = iter(CYCLE * 10)
     used = {KNOWN[name] for name in names if name in KNOWN}
     return {name: KNOWN.get(name) or next(c for c in free if c not in used) for name in names}
 
 
+def label_of(name: str) -> str:
+    """What a figure calls a group: mechanisms by their usual name, other models by their own."""
+    return LABELS.get(name, name)
+
+
 def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, method: str = "last") -> None:
     """MoRF (``"morf"``) or LeRF (``"lerf"``) of every group, with the random order of the same model dashed.
 
-    Dark bands: one deviation over seeds. Light bands, for up to three groups: one over images.
+    Bands: one standard deviation over runs.
     """
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -37,18 +44,18 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
             continue
         found, x = measured["methods"][method], measured["fractions"]["mean"]
         area = found["aoc" if direction == "morf" else "lerf_auc"]
-        label = f"{name}: {'AOC' if direction == 'morf' else 'AUC'} {_percent(area)}"
-        _line(axes, x, found[direction], colour, label, images=len(groups) <= 3)
+        label = f"{label_of(name)}: {'AOC' if direction == 'morf' else 'AUC'} {_percent(area)}"
+        _line(axes, x, found[direction], colour, label)
         axes.plot(x, measured["random"]["curve"]["mean"], "--", color=colour, linewidth=1, alpha=0.8)
     axes.plot([], [], "--", color=INK, linewidth=1, label="random order, same model")
     first = "most" if direction == "morf" else "least"
-    axes.set(xlabel=f"share of patches removed, {first} relevant first", ylabel="score / score of the whole image")
+    axes.set(xlabel=f"fraction of patches removed, {first} relevant first", ylabel="score relative to the full image")
     axes.set(xlim=(0, 1), ylim=(0, None), title=f"{'MoRF' if direction == 'morf' else 'LeRF'}, fill: {fill}")
     _finish(figure, axes, path)
 
 
 def draw_boxes(summary: Summary, kind: str, path: str | Path, method: str = "last", rule: str = "centre") -> None:
-    """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with both baselines."""
+    """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with its baselines."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     groups, key = summary["groups"], "roc" if kind == "roc" else "ap"
@@ -59,29 +66,30 @@ def draw_boxes(summary: Summary, kind: str, path: str | Path, method: str = "las
         if found is None:
             continue
         x = np.linspace(0, 1, len(found[f"{kind}_curve"]["mean"]))
-        _line(axes, x, found[f"{kind}_curve"], colour, f"{name}: {_percent(found[key])}")
+        _line(axes, x, found[f"{kind}_curve"], colour, f"{label_of(name)}: {_percent(found[key])}")
     if measured.get("methods"):
         centre = measured["methods"]["centre"]
         curve = centre[f"{kind}_curve"]["mean"]
-        axes.plot(np.linspace(0, 1, len(curve)), curve, ":", color=GREEN, label=f"centre: {_percent(centre[key])}")
+        label = f"centre Gaussian: {_percent(centre[key])}"
+        axes.plot(np.linspace(0, 1, len(curve)), curve, ":", color=GREEN, label=label)
         share = measured["share"]["mean"]
         chance = ([0, 1], [0, 1]) if kind == "roc" else ([0, 1], [share, share])
-        axes.plot(*chance, "--", color=INK, linewidth=1, label="chance" if kind == "roc" else "share of object patches")
+        axes.plot(*chance, "--", color=INK, linewidth=1, label="chance")
     labels = ("false positive rate", "true positive rate") if kind == "roc" else ("recall", "precision")
-    title = "Patches inside the boxes: " + ("ROC" if kind == "roc" else "precision and recall")
+    title = "Agreement with boxes: " + ("ROC" if kind == "roc" else "precision and recall")
     axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, 1), ylim=(0, 1.02), title=title)
     _finish(figure, axes, path)
 
 
 def draw_bars(summary: Summary, fill: str, path: str | Path, method: str = "last") -> None:
-    """MoRF-AOC, LeRF-AUC, ROC-AUC and average precision of every group, each above what needs no map.
+    """MoRF-AOC, LeRF-AUC, ROC-AUC and average precision of every group, with baselines.
 
-    Whiskers: one deviation over seeds. Dots: the single runs. Red marks: the random order of the same model, the
-    centre Gaussian.
+    Error bars: one standard deviation over runs. Dots: single runs. Red lines: the random order of the same model, or
+    the centre Gaussian.
     """
     groups = summary["groups"]
     colours = colours_of(groups)
-    titles = ["MoRF-AOC", "AOC over random order", "LeRF-AUC"] + ["box ROC-AUC", "box AP"] * has_boxes(summary)
+    titles = ["MoRF-AOC", "AOC minus random order", "LeRF-AUC"] + ["box ROC-AUC", "box AP"] * has_boxes(summary)
     figure = Figure(figsize=(2.6 * len(titles), 3.6), layout="constrained")
     for title, axes in zip(titles, figure.subplots(1, len(titles)), strict=True):
         for place, (name, colour) in enumerate(colours.items()):
@@ -94,7 +102,7 @@ def draw_bars(summary: Summary, fill: str, path: str | Path, method: str = "last
             axes.plot([place] * len(runs), [p["mean"] for p in points if p], "o", color="white", mec=INK, ms=3.5)
             if baseline is not None:
                 axes.plot([place - 0.4, place + 0.4], [baseline["mean"]] * 2, color=RED, linewidth=2)
-        axes.set_xticks(range(len(colours)), list(colours), rotation=35, ha="right", fontsize=8)
+        axes.set_xticks(range(len(colours)), list(map(label_of, colours)), rotation=35, ha="right", fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
@@ -107,7 +115,7 @@ def _bar(summary: Summary, fill: str, method: str, title: str) -> tuple[Summary 
     boxes = summary["boxes"]["rules"].get("centre", {}).get("methods", {})
     places: dict[str, tuple[Summary | None, Summary | None]] = {
         "MoRF-AOC": (found.get("aoc"), removal.get("random", {}).get("aoc")),
-        "AOC over random order": (found.get("aoc_over_random"), None),
+        "AOC minus random order": (found.get("aoc_over_random"), None),
         "LeRF-AUC": (found.get("lerf_auc"), None),
         "box ROC-AUC": (boxes.get(method, {}).get("roc"), boxes.get("centre", {}).get("roc")),
         "box AP": (boxes.get(method, {}).get("ap"), boxes.get("centre", {}).get("ap")),
@@ -127,14 +135,16 @@ def draw_alignment_bars(summary: Summary, path: str | Path) -> None:
             places = np.arange(len(candidates)) + (index - (len(groups) - 1) / 2) * height
             means = [value["mean"] if value else 0 for value in values]
             spreads = [value["over_images"] if value else 0 for value in values]
-            axes.barh(places, means, 0.92 * height, color=colour, label=name, xerr=spreads, ecolor=GREY)
-        axes.set_yticks(range(len(candidates)), candidates)
+            axes.barh(places, means, 0.92 * height, color=colour, label=label_of(name), xerr=spreads, ecolor=GREY)
+        axes.set_yticks(range(len(candidates)), list(map(candidate_label, candidates)))
         axes.set_xlabel(f"{measure} with the Perron vector")
         axes.set_xlim(min(0, axes.get_xlim()[0]), 1.05)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].invert_yaxis()
     figure.axes[1].legend(frameon=False, fontsize=9, loc="lower right")
-    figure.suptitle("Mean over heads of all layers; whiskers: one deviation over heads and images", fontsize=10)
+    figure.suptitle(
+        "Mean over heads of all layers; error bars: one standard deviation over heads and images", fontsize=10
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -163,14 +173,13 @@ def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list
     return paths
 
 
-def _line(axes: Axes, x: Any, value: Summary, colour: str, label: str, images: bool = False) -> None:
-    """A mean curve with its bands."""
+def _line(axes: Axes, x: Any, value: Summary, colour: str, label: str) -> None:
+    """A mean curve with a band of one standard deviation over runs."""
     mean = np.array(value["mean"])
     axes.plot(x, mean, color=colour, linewidth=2, label=label)
-    for key, alpha in (("over_images", 0.08), ("over_runs", 0.25)):
-        if value.get(key) is not None and (images or key == "over_runs"):
-            width = np.array(value[key])
-            axes.fill_between(x, mean - width, mean + width, color=colour, alpha=alpha, linewidth=0)
+    if value.get("over_runs") is not None:
+        width = np.array(value["over_runs"])
+        axes.fill_between(x, mean - width, mean + width, color=colour, alpha=0.25, linewidth=0)
 
 
 def _percent(value: Summary) -> str:

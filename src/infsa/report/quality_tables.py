@@ -6,11 +6,11 @@ from typing import Any
 from .table import Table
 
 Summary = dict[str, Any]
-BASELINES = {"random": "random map", "centre": "centre Gaussian"}  # they know nothing of the model
+BASELINES = {"random": "random map", "centre": "centre Gaussian"}  # independent of the model
 
 
 def cell(value: Summary | None, scale: float = 100, digits: int = 1, images: bool = True) -> str:
-    """A mean with its deviation over seeds and, in brackets, over images; a dash where there is none."""
+    """A mean ± its standard deviation over runs and, in brackets, over images; a dash where there is none."""
     if value is None:
         return "–"
     text = f"{scale * value['mean']:.{digits}f}"
@@ -31,7 +31,18 @@ def count(value: Summary) -> str:
 
 def removal_table(summary: Summary, fill: str) -> Table:
     """MoRF and LeRF of every group and method under one fill, in percent."""
-    columns = ["model", "runs", "images", "top-1", "map", "MoRF-AOC", "random order", "over random", "LeRF-AUC", "ABPC"]
+    columns = [
+        "model",
+        "runs",
+        "images",
+        "top-1",
+        "map",
+        "MoRF-AOC",
+        "random order",
+        "minus random",
+        "LeRF-AUC",
+        "ABPC",
+    ]
     rows = []
     for name, group in summary["groups"].items():
         removal = group["removal"][fill]
@@ -65,6 +76,16 @@ def box_table(summary: Summary, rule: str = "centre") -> Table:
     return Table(columns, rows + [row for place, row in enumerate(baselines) if row not in baselines[:place]])
 
 
+def candidate_label(key: str) -> str:
+    """What a table calls a candidate of ``infsa align``.
+
+    Example:
+        >>> candidate_label("a, 2 rounds")
+        'a, 2 iterations'
+    """
+    return key.replace("rounds", "iterations")
+
+
 def alignment_table(summary: Summary, layers: bool = False) -> Table:
     """Cosine and Spearman with the Perron vector of every group and candidate; with ``layers``, of a by layer."""
     rows: list[list[str]] = []
@@ -72,7 +93,7 @@ def alignment_table(summary: Summary, layers: bool = False) -> Table:
         for name, group in summary["groups"].items():
             found = group["all_layers"] or {"cosine": {}}
             rows += [
-                [name, key, cell(value, 1, 3), cell(found["spearman"][key], 1, 3)]
+                [name, candidate_label(key), cell(value, 1, 3), cell(found["spearman"][key], 1, 3)]
                 for key, value in found["cosine"].items()
             ]
         return Table(["model", "candidate", "cosine", "Spearman"], rows)
@@ -92,7 +113,7 @@ def caption(config: Summary) -> str:
     first = removal[0]
     which = "correctly classified images" if first["only_correct"] else "images"
     return (
-        f"Percent. Mean ± deviation over seeds (deviation over images). Removal: {which} with p ≥ "
+        f"Percent. Mean ± standard deviation over runs (over images). Removal: {which} with p ≥ "
         f"{first['min_probability']:g}, {first['levels']} levels, score: {first['score']}. The random order is that of "
-        "the same model; the centre row is a Gaussian that knows nothing of the image."
+        "the same model; the centre Gaussian does not depend on the image."
     )

@@ -1,0 +1,1 @@
+"""The parts of benchmarks/high_resolution.py: training on megapixel digits."""
