@@ -214,11 +214,11 @@ def table(rows: dict[str, Any]) -> str:
     first, made = next(rows[way] for way in WAYS if way in rows), rows["softmax"]["made_with"]
     plan, start = first["plan"], first["history"][0]
     error = 100 * math.sqrt(start["top1"] * (1 - start["top1"]) / start["images"])
-    epochs = ", ".join(f"{plan[f'{stage[:-1]}_epochs']} of {stage}" for stage in stages[2:])
+    epochs = ", ".join(f"{stage} {plan[f'{stage[:-1]}_epochs']}" for stage in stages[2:])
     machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
     lines = [
-        f"{rows['softmax']['images']} images, epochs: {epochs}; {start['images']} held-out images, so one standard "
-        f"error is {error:.1f}; {machine}.",
+        f"{rows['softmax']['images']} training images; epochs: {epochs}; {start['images']} held-out images, standard "
+        f"error {error:.1f}; {machine}.",
         "",
         "| conversion | " + " | ".join(stages) + " | seconds |",
         "| --- |" + " --- |" * (len(stages) + 1),
@@ -229,7 +229,7 @@ def table(rows: dict[str, Any]) -> str:
         lines.append(f"| {way} | " + " | ".join(cells) + f" | {rows[way]['seconds']:.0f} |")
     control = rows["control"]
     lines.append("")
-    lines.append(f"The softmax model, trained on for {control['epochs']} epochs instead: {100 * control['top1']:.1f}.")
+    lines.append(f"Control: softmax trained {control['epochs']} more epochs, {100 * control['top1']:.1f}.")
     return "\n".join(lines) + "\n"
 
 

@@ -52,6 +52,6 @@ def test_the_table_says_what_it_was_measured_on(benchmark):
     rows = {"softmax": {"images": 1800, "made_with": {"cpu": "a processor", "threads": 2}}}
     rows |= {"control": {"epochs": 2, "top1": 0.51}, "pure": {"history": history, "plan": plan, "seconds": 7.4}}
     found = benchmark.table(rows).splitlines()
-    assert found[0].startswith("1800 images, epochs: 0 of layers, 2 of logits, 0 of labels; 900 held-out images")
-    assert found[0].endswith("one standard error is 1.7; a processor, 2 threads.")
+    assert found[0].startswith("1800 training images; epochs: layers 0, logits 2, labels 0; 900 held-out images")
+    assert found[0].endswith("standard error 1.7; a processor, 2 threads.")
     assert found[4] == "| pure | 50.0 |  |  | 45.0 |  | 7 |"

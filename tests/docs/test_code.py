@@ -24,7 +24,6 @@ SMALLER = {  # text on the page -> what runs here
         '"infvit_linear_4l64h_patch16_224", num_classes=10': '"infvit_linear_tiny", num_classes=10',
         "vit_4l16h_patch16_224": "vit_tiny",
     },
-    "conversion.md": {"model = load_converted(": "model.save_pretrained(folder)\nmodel = load_converted("},
     "streaming.md": {"4000, 4000, 4512, 4512": "64, 64, 128, 128", "2GiB": "8GiB"},  # what ran before holds memory
     "training.md": {'"epochs": 100': '"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "workers": 0'},
     "data.md": {"num_workers=2, persistent_workers=True": "num_workers=0", "batch_size=128": "batch_size=4"},

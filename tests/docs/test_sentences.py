@@ -81,6 +81,24 @@ def right_answers(name):
     return sum(found[question] for question in ("majority", "max", "top", "multi")) / 4
 
 
+def adapted(way):
+    """Top-1 of a converted model after every stage of its adaptation, in percent."""
+    return {row["stage"]: 100 * row["top1"] for row in read_json(RESULTS / "adaptation.json")[way]["history"]}
+
+
+def lost(way):
+    """Points of top-1 that a converted model lacks after adaptation."""
+    return adapted(way)["original"] - adapted(way)["labels"]
+
+
+def gained(way):
+    """Points of top-1 that each stage of an adaptation added."""
+    stages = ("converted", "layers", "logits", "labels")
+    found = [adapted(way)[stage] for stage in stages]
+    return {stage: after - before for stage, before, after in zip(stages[1:], found, found[1:], strict=False)}
+
+
+WAYS = ("pure", "linear", "linear, surgery")
 THREE = ("softmax", "infsa_pure", "infsa_linear")
 
 
@@ -164,6 +182,13 @@ def fed():
 
 
 SENTENCES = {
+    "docs/conversion.md": {
+        "logits-do-the-work": lambda: all(
+            gained(way)["logits"] > 4 * gained(way)["layers"] and gained(way)["labels"] <= 0 for way in WAYS
+        ),
+        "adaptation-gaps": lambda: lost("pure") < 2 < lost("linear") < 4 < lost("linear, surgery"),
+        "layers-hurt-linear": lambda: gained("linear")["layers"] < 0,
+    },
     "docs/training.md": {
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
         "pure-a-point-below": lambda: all(x > 1 for x in below("infsa_pure")),
