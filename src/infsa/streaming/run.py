@@ -169,7 +169,7 @@ def prepare(model: InfViT, source: Source, tile: int) -> tuple[Network, Feed]:
     colours = Colours(model, source)
     model.grid_of(torch.empty(1, model.in_chans, source.height, source.width, device="meta"))
     tiling = Tiling.of(model, (source.height, source.width), tile)
-    return Network(model, tiling), Feed(source, tiling, colours)
+    return Network(model, tiling, None if source.model_input else colours), Feed(source, tiling, colours)
 
 
 def check_order(order: Sequence[int] | None, network: Network, source: Source) -> Sequence[int]:
