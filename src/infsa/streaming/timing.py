@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 STAGES = ("disk", "decoding", "copying", "computing")
 _thread = threading.local()
@@ -98,15 +99,20 @@ class Profile:
 
     def table(self) -> str:
         """The same as text."""
-        waited, total = self.waited, max(self.seconds, 1e-9)
-        lines = [f"{'waiting for':<12}{'seconds':>10}{'share':>8}{'threads busy':>15}"]
-        for stage in STAGES:
-            busy = f"{self.busy[stage]:.2f} s" if stage in self.busy else ""
-            lines.append(f"{stage:<12}{waited[stage]:>10.2f}{waited[stage] / total:>8.1%}{busy:>15}".rstrip())
-        lines.append(f"{'all':<12}{self.seconds:>10.2f}{1:>8.1%}   {self.rate:.1f} Mpx/s over all passes")
-        return "\n".join(lines)
+        return table(self.record())
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> dict[str, Any]:
         """The same as plain data."""
         facts = {"seconds": self.seconds, "megapixels": self.megapixels, "megapixels_per_second": self.rate}
         return {**facts, "waited": self.waited, "busy": dict(self.busy)}
+
+
+def table(record: dict[str, Any]) -> str:
+    """What :meth:`Profile.record` gives, as text."""
+    total = max(record["seconds"], 1e-9)
+    lines = [f"{'waiting for':<12}{'seconds':>10}{'share':>8}{'threads busy':>15}"]
+    for stage, seconds in record["waited"].items():
+        busy = f"{record['busy'][stage]:.2f} s" if stage in record["busy"] else ""
+        lines.append(f"{stage:<12}{seconds:>10.2f}{seconds / total:>8.1%}{busy:>15}".rstrip())
+    rate = f"{record['megapixels_per_second']:.1f} Mpx/s, each pixel counted in every pass"
+    return "\n".join([*lines, f"{'all':<12}{total:>10.2f}{1:>8.1%}   {rate}"])
