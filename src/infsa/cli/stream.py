@@ -172,7 +172,7 @@ def stream(
     console = Console(quiet=as_json, stderr=True)
     choice = {"level": level, "series": series, "page": page, "bands": _bands(bands)}
     if estimate is not None:
-        given = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
+        given: dict[str, Any] = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
         given |= {"--device-memory": device_memory, "--profile": profile or None}
         for name, value in given.items():
             if value is not None:

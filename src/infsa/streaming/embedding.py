@@ -75,5 +75,5 @@ class PixelEmbedding:
         weight = conv.weight.to(wide) / (full * std)[:, None, None]
         bias = (weight * (centre - full * mean)[:, None, None]).sum((1, 2, 3))
         bias = bias if conv.bias is None else bias + conv.bias.to(wide)
-        small = (values.to(self.colours.exact)[None, :, None, None] for values in (centre, full * mean - centre))
-        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype), *small
+        taken, padding = (v.to(self.colours.exact)[None, :, None, None] for v in (centre, full * mean - centre))
+        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype), taken, padding

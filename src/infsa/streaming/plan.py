@@ -42,7 +42,8 @@ class Plan:
 
     def stores(self, network: Network, count: int = 1) -> list[Spill]:
         """Stores for the tokens of so many layers, the first ones in the fastest memory; none if nothing is kept."""
-        each, device, host, found = self.stored // count, self.on_device, self.room, []
+        found: list[Spill] = []
+        each, device, host = self.stored // count, self.on_device, self.room
         for _ in range(count):
             here, there = min(each, device), min(each, host)
             tiers = [Spill(here, network.device)] if here else []
