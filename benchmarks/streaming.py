@@ -4,6 +4,7 @@
     python benchmarks/streaming.py strategies orion-18000.jpg --side 3072                   a crop, every strategy
     python benchmarks/streaming.py coverage orion-18000.jpg --subsets 200                   90 % intervals
     python benchmarks/streaming.py gpu --side 9216                                          in memory and streamed
+    python benchmarks/streaming.py compare orion-18000.jpg --against OLD/src                this code and other code
 
 Every section writes its own part of results/streaming.json (``gpu``: results/streaming-gpu.json) and leaves the others
 as they are. Memory is the peak resident set that the system counted for a process of its own.
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from pages.marks import write_tables
+from PIL import Image
 
 import infsa
 from infsa.files import read_json, write_json
@@ -50,7 +52,8 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = parser.add_subparsers(dest="section", required=True)
-    for name, run in (("image", image), ("strategies", strategies), ("coverage", coverage), ("gpu", gpu)):
+    for run in (image, strategies, coverage, gpu, compare):
+        name = run.__name__
         section = sections.add_parser(name)
         section.set_defaults(run=run)
         section.add_argument("--out", help="another file for the result")
@@ -62,6 +65,10 @@ def arguments() -> argparse.Namespace:
             section.add_argument("--scratch")
         else:
             section.add_argument("--side", type=int, default={"coverage": 640, "gpu": 9216}.get(name, 3072))
+        if name == "compare":
+            section.add_argument("--against", required=True, help="the src folder of the other code")
+            section.add_argument("--rounds", type=int, default=3)
+            section.add_argument("--whole", action="store_true", help="the whole file too, once by each code")
         if name == "coverage":
             section.add_argument("--subsets", type=int, default=200)
             section.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.25])
@@ -143,6 +150,58 @@ def read_crop(file: str, side: int) -> np.ndarray:
     source = infsa.streaming.open_source(file)
     top, left = max(0, (source.height - side) // 2), max(0, (source.width - side) // 2)
     return np.asarray(source.read(top, left, min(source.height, top + side), min(source.width, left + side)))
+
+
+# This code and other code
+
+
+CHILD = """
+import json, resource, sys, time
+import infsa
+model = infsa.create_model(sys.argv[2], pretrained=True, dynamic_img_pad=True).eval()
+began = time.perf_counter()
+logits = infsa.stream(model, sys.argv[1], tile=int(sys.argv[3]), strategy=sys.argv[4]).logits[0].tolist()
+seconds = time.perf_counter() - began
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"version": infsa.__version__, "code": infsa.__file__, "seconds": seconds, "peak": peak, "logits": logits}))
+"""
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of this code over those of other code, in turns, each run in a process of its own."""
+    codes = {"this": str(Path(infsa.__file__).parents[1]), "other": str(Path(options.against).resolve())}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        noise, crop = Path(folder) / "noise.npy", Path(folder) / "crop.jpg"
+        shape = (options.side, options.side, 3)
+        np.save(noise, np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        Image.fromarray(read_crop(options.file, options.side)).save(crop, quality=95)
+        cases: list[tuple[str, Path, str, int]] = [
+            ("noise, .npy", noise, "spill", options.rounds),
+            ("noise, .npy", noise, "recompute", 1),
+            ("photograph, JPEG", crop, "spill", options.rounds),
+        ]
+        cases += [("photograph, JPEG", Path(options.file), "auto", 1)] if options.whole else []
+        for name, file, strategy, rounds in cases:
+            found: dict[str, list[dict[str, Any]]] = {"this": [], "other": []}
+            for turn in range(rounds):
+                for code in list(found) if turn % 2 else reversed(list(found)):
+                    command = [sys.executable, "-c", CHILD, str(file), MODEL, str(options.tile), strategy]
+                    given = {**os.environ, "PYTHONPATH": codes[code]}
+                    out = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout
+                    found[code].append(json.loads(out))
+                    assert found[code][-1].pop("code").startswith(codes[code])
+            mine, theirs = (torch.tensor(found[code][0]["logits"]) for code in ("this", "other"))
+            source = infsa.streaming.open_source(file)
+            seconds = {code: min(run["seconds"] for run in runs) for code, runs in found.items()}
+            row = {"image": name, "size": [source.width, source.height], "strategy": strategy, "rounds": rounds}
+            row |= {"seconds": seconds, "ratio": seconds["this"] / seconds["other"]}
+            row["megapixels_per_second"] = source.width * source.height / 1e6 / seconds["this"]
+            row["peak"] = {code: max(run["peak"] for run in runs) for code, runs in found.items()}
+            row["relative_difference"] = float((mine - theirs).norm() / theirs.norm())
+            rows.append(row)
+            print(row, flush=True)
+    return {"model": MODEL, "tile": options.tile, "other": found["other"][0]["version"], "rows": rows}
 
 
 # Intervals

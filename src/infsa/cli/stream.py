@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
 from .options import at_least, chosen_device
@@ -62,6 +62,11 @@ def _check_number(number: int | None) -> None:
         raise ValueError(f"must be 0 or more, got {number}")
 
 
+def _check_tile(tile: int | None) -> None:
+    if tile is not None and tile < 1:
+        raise ValueError(f"must be 1 or more, got {tile}")
+
+
 def _check_seed(seed: int | None) -> None:
     if seed is not None:
         check_seed(seed)
@@ -76,14 +81,25 @@ def stream(
         str, typer.Option("--model", "-m", help=".safetensors file, saved folder or shipped model; Linear InfSA.")
     ] = "infvit_linear_tiny",
     tile: Annotated[
-        int, typer.Option(help="Side of the tiles in pixels; the result does not depend on it.", callback=at_least(1))
-    ] = 1024,
+        int | None,
+        typer.Option(
+            help="Side of the tiles in pixels; the result does not depend on it.",
+            show_default="1024, larger on a GPU",
+            callback=checked(_check_tile),
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
             help="All that the process may hold, such as 2GiB.",
             show_default="no limit",
             callback=checked(_check_memory),
+        ),
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="All that may be held on the GPU.", show_default="what is free", callback=checked(_check_memory)
         ),
     ] = None,
     strategy: Annotated[
@@ -130,6 +146,9 @@ def stream(
     seed: Annotated[
         int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(_check_seed))
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say what will be kept where, and what the time was spent on.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -153,18 +172,20 @@ def stream(
     console = Console(quiet=as_json, stderr=True)
     choice = {"level": level, "series": series, "page": page, "bands": _bands(bands)}
     if estimate is not None:
-        given = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
+        given: dict[str, Any] = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
+        given |= {"--device-memory": device_memory, "--profile": profile or None}
         for name, value in given.items():
             if value is not None:
                 raise typer.BadParameter(f"--estimate does not go with {name}")
         if strategy != "auto" or on_error != "raise":
             raise typer.BadParameter("--estimate does not go with --strategy or --on-error")
         with _warnings_in_one_line():
-            record = _estimate(loaded, image, console, choice, tile, memory, estimate, seed or 0)
+            record = _estimate(loaded, image, console, choice, tile or 1024, memory, estimate, seed or 0)
     else:
         options: dict[str, Any] = {
             "tile": tile,
             "memory": memory,
+            "device_memory": device_memory,
             "strategy": strategy,
             "scratch": scratch,
             "on_error": on_error,
@@ -177,7 +198,7 @@ def stream(
         if save_every is not None:
             options["save_every"] = save_every
         with _warnings_in_one_line():
-            record = _stream(loaded, image, console, options)
+            record = _stream(loaded, image, console, options, profile)
     if as_json:
         typer.echo(json.dumps({"image": str(image), "model": model, **record}, indent=1))
     else:
@@ -195,12 +216,18 @@ def _warnings_in_one_line() -> "Iterator[None]":
         yield
 
 
-def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, Any]) -> dict[str, Any]:
+def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, Any], profile: bool) -> dict[str, Any]:
+    from ..streaming import open_source, plan_stream
     from ..streaming import stream as run
 
     began = time.perf_counter()
+    source: Any = image
+    if profile:
+        source = open_source(image, **{name: options.pop(name) for name in ("level", "series", "page", "bands")})
+        named = ("tile", "strategy", "memory", "device_memory", "scratch")
+        typer.echo(plan_stream(model, source, **{name: options[name] for name in named}), err=True)
     with _bar(console) as report:
-        result = run(model, image, progress=report, **options)
+        result = run(model, source, progress=report, **options)
     height, width = result.code.size
     seconds = time.perf_counter() - began
     return {
@@ -215,6 +242,7 @@ def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, A
         "code": None if options["code"] is None else str(options["code"]),
         "predictions": _predictions(model, result.logits),
         "logits": result.logits[0].tolist(),
+        **({"plan": str(result.plan), "profile": result.profile.record()} if profile else {}),
     }
 
 
@@ -259,22 +287,19 @@ def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def _bar(console: Console) -> "Iterator[Any]":
-    """A bar over all passes, with the megapixels per second of the last while."""
+    """A bar over all passes: megapixels per second, what most of the time goes to, and the time left."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
     )
-    began, seen = time.perf_counter(), 0.0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("opening", total=1.0, rate="")
 
         def report(at: "At") -> None:
-            nonlocal seen
-            seen += at.megapixels
-            rate = f"{seen / (time.perf_counter() - began):.2f} megapixels/s"
+            left = f"{at.left // 3600:.0f}:{at.left // 60 % 60:02.0f}:{at.left % 60:02.0f}"
+            rate = f"{at.rate:.1f} Mpx/s, mostly {at.waits_for}, {left} left"
             done = (at.passed + at.done / at.tiles) / at.passes
             text = f"pass {min(at.passed + 1, at.passes)} of {at.passes}, {at.name}"
             bar.update(task, description=text, completed=done, rate=rate)
@@ -306,3 +331,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
     )
     for bad in record["skipped"]:
         console.print(f"left out: {bad}", highlight=False, soft_wrap=True)
+    if "profile" in record:
+        from ..streaming.timing import table
+
+        console.print(table(record["profile"]), highlight=False, soft_wrap=True)

@@ -18,11 +18,12 @@ from ..ops.dtypes import accumulation_dtype
 from .engine import Engine, Report
 from .feed import BadTile
 from .network import Step, Sums
-from .plan import graph_bytes, plan, stored_bytes
+from .plan import Plan, graph_bytes, plan, stored_bytes, tile_side
 from .run import prepare
 from .source import open_source
 from .spill import Spill
 from .tiles import Tile
+from .timing import Profile
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -34,6 +35,9 @@ class BackwardResult:
     loss: Tensor
     logits: Tensor
     strategy: str  # "spill" or "recompute"
+    plan: Plan  # the tiles, and where tokens stayed
+    peak_memory: int  # most bytes of resident memory seen
+    profile: Profile  # megapixels per second, and what was waited for
 
 
 def stream_backward(
@@ -41,9 +45,10 @@ def stream_backward(
     source: Any,
     loss: Loss,
     *,
-    tile: int = 256,
+    tile: int | None = None,
     strategy: str = "auto",
     memory: str | int | None = None,
+    device_memory: str | int | None = None,
     scratch: str | Path | None = None,
     level: int = 0,
     progress: Report | None = None,
@@ -54,10 +59,12 @@ def stream_backward(
         model: see :func:`infsa.stream`; parameters that need no gradient are left alone.
         source: the image; :func:`open_source` chooses a series, a page or bands of one.
         loss: of logits (1, classes), a scalar.
-        tile: side of the tiles in pixels; what autograd holds grows with its square.
+        tile: side of the tiles in pixels; what autograd holds grows with its square. Without it 256 on a CPU, and on a
+            GPU as much as half of its memory takes, up to 65,536 tokens.
         strategy: ``"recompute"`` carries every tile from its pixels up again in each pass; ``"spill"`` keeps the tokens
             of every layer and works on one block at a time; ``"auto"`` spills if that fits.
         memory: all that the process may hold.
+        device_memory: all that may be held on the GPU.
         scratch: folder for spilled tokens that do not fit in memory.
         level: of a pyramid.
         progress: called after every tile.
@@ -70,23 +77,30 @@ def stream_backward(
     """
     if model.global_pool not in ("token", "avg"):
         raise ValueError(f"streaming backward needs global_pool 'token' or 'avg', got {model.global_pool!r}")
-    network, feed = prepare(model, open_source(source, level), tile)
+    opened = open_source(source, level)
+    blocks = len(model.blocks) if strategy == "recompute" else 1
+    side, why = tile_side(
+        model, tile, 256, device_memory, lambda side: graph_bytes(prepare(model, opened, side)[0], blocks)
+    )
+    network, feed = prepare(model, opened, side)
     kept = network.depth + 1 + network.pools_tokens  # the tokens of every layer, and their gradients
-    spills = strategy != "recompute"
-    working = graph_bytes(network, 1 if spills else network.depth)
-    laid = plan(network, feed, strategy, memory, scratch, working, kept * stored_bytes(network))
-    spills = laid.folder is not None or laid.room >= kept * stored_bytes(network)
+    stored = kept * stored_bytes(network)
+    laid = plan(network, feed, strategy, memory, scratch, graph_bytes(network, blocks), stored, device_memory, why)
+    spills = laid.folder is not None or laid.on_device + laid.room >= stored
     if not spills and strategy == "auto":
-        laid = plan(network, feed, "recompute", memory, None, graph_bytes(network, network.depth), 0)
-    stores = [store for _ in range(kept) if spills and (store := laid.spill(network)) is not None]
-    checkpoints = Checkpoints(stores[:-1]) if stores else None
+        working = graph_bytes(network, network.depth)
+        laid = plan(network, feed, "recompute", memory, None, working, stored, device_memory, why)
+    stores = laid.stores(network, kept) if spills else []
+    checkpoints = Checkpoints(stores[1:]) if stores else None
     engine = Engine(network, feed, range(len(network.tiling)), checkpoints, budget=laid.budget, report=progress)
     engine.extra_passes = len(network.steps) + (network.depth + 1 if stores else 0)
     try:
         engine.run()
-        undo = SpilledGradients(engine, checkpoints, stores[-1]) if checkpoints is not None else Gradients(engine)
+        undo = SpilledGradients(engine, checkpoints, stores[0]) if checkpoints is not None else Gradients(engine)
         value, logits = undo.run(loss)
-        return BackwardResult(value, logits, "spill" if stores else "recompute")
+        feed.profile.stop()
+        facts = (laid, engine.peak, feed.profile)
+        return BackwardResult(value, logits, "spill" if stores else "recompute", *facts)
     finally:
         for store in stores:
             store.close()
@@ -108,6 +122,14 @@ class Checkpoints(Spill):
     def at(self, number: int, layer: int) -> Tensor:
         """The tokens of a tile that enter a layer."""
         return self.stores[layer].get(number)[1]
+
+    def slow(self, number: int) -> bool:
+        """Whether the tokens of the highest layer are in a file."""
+        return self.stores[self.layers[number]].slow(number)
+
+    def written(self, number: int) -> Any:
+        """See :meth:`Spill.written`."""
+        return self.stores[self.layers[number]].written(number)
 
     def put(self, number: int, layer: int, x: Tensor) -> None:
         """Keep the tokens of one more layer."""

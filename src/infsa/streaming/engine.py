@@ -1,13 +1,16 @@
 """Passes over the tiles of an image, one for each sum that a model's tokens share."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .feed import BadTile, Feed
+from .feed import BadTile, Feed, ahead
 from .memory import resident, trim
 from .network import Network, Step, Sums
 from .scene import SceneCode
@@ -24,6 +27,9 @@ class Progress(NamedTuple):
     tiles: int
     megapixels: float  # of the tile just done
     name: str  # what the pass is for
+    rate: float = 0.0  # megapixels per second so far, each counted in every pass
+    left: float = 0.0  # seconds, if it goes on like this
+    waits_for: str = ""  # what most of the time went to: disk, decoding, copying or computing
 
 
 class Bookmark(NamedTuple):
@@ -35,6 +41,7 @@ class Bookmark(NamedTuple):
 
 
 Report = Callable[[Progress], None]
+LOOK_EVERY = 0.1  # seconds between two looks at the memory of the process
 
 
 @dataclass
@@ -71,17 +78,21 @@ class Engine:
         self.pooled: Sums = {}
         self.history: list[Sums] = []  # of the passes done
         self._passed = 0
+        self._looked = self._start_share = 0.0
 
     @torch.no_grad()
     def run(self, start: Bookmark | None = None) -> tuple[Tensor, Tensor]:
         """All passes, or those after a bookmark: logits and features, (R, ...) each."""
         start = start or Bookmark(0, 0, None)
+        self._passed = start.step
+        self._start_share = self._share(start.done / len(self.order))
         for position, step in enumerate(self.network.steps):
             self._passed = position
             if position >= start.step:
                 here = position == start.step
                 self._pass(position, step, start.done if here else 0, start.sums if here else None)
         self._passed = len(self.network.steps)
+        self._look()
         return self.network.classify(self.prefix(self.network.depth), self.code.rows, self.pooled)
 
     def prefix(self, layer: int) -> Tensor | None:
@@ -96,12 +107,13 @@ class Engine:
 
     def tokens(self, layer: int, numbers: Sequence[int]) -> Iterator[tuple[Tile, Tensor]]:
         """Tiles with their tokens (R, n, D) as they enter a layer; from the spill where it has them."""
-        spill = self.spill
-        pixels = self.feed([number for number in numbers if spill is None or not spill.serves(number, layer)])
+        spill, profile = self.spill, self.feed.profile
+        kept = set() if spill is None else {number for number in numbers if spill.serves(number, layer)}
+        pixels = self.feed([number for number in numbers if number not in kept])
+        stored = self._stored([number for number in numbers if number in kept])
         for number in numbers:
-            if spill is not None and spill.serves(number, layer):
-                tile, (level, x) = self.network.tiling[number], spill.get(number)
-                x = x.to(self.network.device)
+            if number in kept:
+                tile, (level, x) = self.network.tiling[number], next(stored)
             else:
                 level = 0
                 tile, found = next(pixels)
@@ -114,8 +126,27 @@ class Engine:
                 x = self.network.advance(x, index, self.code.rows[index], tile)
             useful = layer < self.network.depth or (spill is not None and spill.keeps_last)
             if spill is not None and useful and spill.layers.get(number, -1) < layer:
-                spill.put(number, layer, x)
+                with profile.waiting("copying"):
+                    spill.put(number, layer, x)
             yield tile, x
+
+    def _stored(self, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The layer and the kept tokens of tiles, on the device; those in a file are read one tile ahead."""
+        spill, profile = self.spill, self.feed.profile
+        if spill is None or not numbers:
+            return
+        with ThreadPoolExecutor(1) as pool:
+            slow = [number for number in numbers if spill.slow(number)]
+            read = ahead((partial(spill.get, number) for number in slow), pool, 1)
+            for number in numbers:
+                if spill.slow(number):
+                    with profile.waiting("disk"):
+                        level, x = next(read)
+                else:
+                    level, x = spill.get(number)
+                with profile.waiting("copying"):
+                    x = self.feed.upload(x, spill.written(number))
+                yield level, x
 
     def visited(self) -> list[int]:
         """The numbers of the tiles that count: all but the bad ones and those without weight."""
@@ -124,21 +155,39 @@ class Engine:
         return [number for number in self.order if number not in bad and number not in light]
 
     def announce(self, done: int, tiles: int, tile: Tile, name: str) -> None:
-        """Look at the memory, and tell how far this is."""
+        """Look at the memory from time to time, and tell how far this is."""
+        top, left, bottom, right = tile.pixels
+        area = (bottom - top) * (right - left) / 1e6
+        profile = self.feed.profile
+        profile.megapixels += area
+        if time.monotonic() - self._looked > LOOK_EVERY:
+            self._look()
+        if self.report is not None:
+            passes, share = len(self.network.steps) + self.extra_passes, self._share(done / tiles)
+            ahead_of = profile.seconds * (1 - share) / max(share - self._start_share, 1e-9)
+            facts = (profile.rate, max(0.0, ahead_of), profile.slowest)
+            self.report(Progress(self._passed, passes, done, tiles, area, name, *facts))
+
+    def step_done(self) -> None:
+        """Count a pass that was made from outside."""
+        self._passed += 1
+        self._look()
+
+    def _look(self) -> None:
+        """Measure the memory of the process, and give freed memory back if the budget is nearly used up."""
         held = resident()
         if self.budget is not None and held > 0.9 * self.budget:
             trim()
             held = resident()
         self.peak = max(self.peak, held)
-        if self.report is not None:
-            top, left, bottom, right = tile.pixels
-            area = (bottom - top) * (right - left) / 1e6
-            passes = len(self.network.steps) + self.extra_passes
-            self.report(Progress(self._passed, passes, done, tiles, area, name))
+        self._looked = time.monotonic()
 
-    def step_done(self) -> None:
-        """Count a pass that was made from outside."""
-        self._passed += 1
+    def _share(self, of_pass: float) -> float:
+        """The share of the work that is done; without a spill a pass costs as much as its layer is high."""
+        costs = [1 + (step.layer if self.spill is None else 0) for step in self.network.steps]
+        costs += costs[-1:] * self.extra_passes
+        done = sum(costs[: self._passed]) + of_pass * sum(costs[self._passed : self._passed + 1])
+        return done / sum(costs)
 
     def _expanded(self, x: Tensor) -> Tensor:
         return x if self.weights is None else x.expand(self.weights.shape[0], -1, -1)

@@ -79,7 +79,7 @@ def estimate(
     working, stored = versions * working_bytes(network), math.ceil(kept * stored_bytes(network))
     laid = plan(network, feed, "auto", memory, None, working, stored)
     order = drawn.sort().values.tolist()
-    engine = Engine(network, feed, order, laid.spill(network), weights=weights, budget=laid.budget)
+    engine = Engine(network, feed, order, next(iter(laid.stores(network)), None), weights=weights, budget=laid.budget)
     engine.report = progress
     logits, _ = engine.run()
     half = half_width(logits, count, total, confidence)

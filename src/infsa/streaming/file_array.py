@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .timing import from_disk
+
 
 class FileArray:
     """A C-ordered array (H, W), (H, W, C) or (C, H, W) at some place of a file, cut like an array."""
@@ -27,12 +29,13 @@ class FileArray:
         rows, columns = (range(*cut.indices(length)) for cut, length in zip(window[-2:], (height, width), strict=True))
         found = np.empty((planes, len(rows), len(columns) * inner), self.dtype)
         step = inner * self.dtype.itemsize
-        for plane in range(planes):
-            if len(columns) == width and rows:  # whole rows lie one after the other
-                self._fill(found[plane], (plane * height + rows[0]) * width * step)
-                continue
-            for index, row in enumerate(rows):
-                self._fill(found[plane, index], ((plane * height + row) * width + columns.start) * step)
+        with from_disk():
+            for plane in range(planes):
+                if len(columns) == width and rows:  # whole rows lie one after the other
+                    self._fill(found[plane], (plane * height + rows[0]) * width * step)
+                    continue
+                for index, row in enumerate(rows):
+                    self._fill(found[plane, index], ((plane * height + row) * width + columns.start) * step)
         shape = (planes,) if planes_first else ()
         return found.reshape(*shape, len(rows), len(columns), *(() if planes_first else self.shape[2:]))
 

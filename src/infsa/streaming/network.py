@@ -17,6 +17,8 @@ from ..nn.infsa import merge_heads, project_out, project_values
 from ..ops.dtypes import accumulation_dtype
 from ..ops.linear import Pooled
 from ..ops.linear.state import LinearState, energies, key_scores
+from .embedding import PixelEmbedding
+from .source import Colours
 from .tiles import Tile, Tiling
 
 Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum counts
@@ -33,8 +35,9 @@ class Step(NamedTuple):
 class Network:
     """The token-wise and the small parts of a model, on an image of known size."""
 
-    def __init__(self, model: InfViT, tiling: Tiling) -> None:
+    def __init__(self, model: InfViT, tiling: Tiling, colours: Colours | None = None) -> None:
         check_model(model)
+        self.pixels = None if colours is None else PixelEmbedding(model, colours)
         self.model, self.tiling, self.grid = model, tiling, tiling.grid
         self.depth = len(model.blocks)
         self.prefix_count = model.num_prefix_tokens
@@ -57,8 +60,14 @@ class Network:
     # Tokens
 
     def embed(self, pixels: Tensor, tile: Tile) -> Tensor:
-        """Pixels (1, C, h, w) that a tile reads to its tokens with positions (1, n, D), padded as the model does."""
-        x = self.model.embed_patches(pixels, *tile.in_read)
+        """What a tile reads to its tokens with positions (1, n, D), padded as the model does.
+
+        These are pixels (h, w, c) if the network has colours, and otherwise model input (c, h, w).
+        """
+        if self.pixels is not None:
+            x = self.pixels(pixels, *tile.in_read)
+        else:
+            x = self.model.embed_patches(pixels.unsqueeze(0).to(self.dtype), *tile.in_read)
         positions = self.model.patch_positions(self.grid, *tile.in_grid)
         return x if positions is None else x + positions
 

@@ -2,36 +2,75 @@
 
 import math
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from ..models import InfViT
 from ..models.block import Block
 from ..models.patches import ConvStem
-from .feed import Feed
-from .memory import available, parse_bytes, resident, show_bytes
+from .feed import Feed, cores
+from .memory import available, on_gpu, parse_bytes, resident, show_bytes
 from .network import Network, attention
-from .spill import FileSpill, Spill
+from .spill import FileSpill, Spill, Tiers
+from .upload import RING
 
 STRATEGIES = ("auto", "recompute", "spill")
+TOKENS = 1 << 16  # of a tile on a GPU: enough to fill it
 SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpreter touches when it ends
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory budget and where tokens stay: a folder, memory with room for so many bytes, or nowhere."""
+    """What a stream will do: the side of its tiles, and in which memory tokens stay between passes.
 
-    budget: int | None
-    room: int
-    folder: Path | None = None
+    ``str`` says it in one line.
+    """
 
-    def spill(self, network: Network) -> Spill | None:
-        """A store for the tokens of one layer, or None."""
-        if self.folder is not None:
-            return FileSpill(self.folder, network.tiling, network.model.embed_dim, network.dtype)
-        return Spill(self.room) if self.room else None
+    budget: int | None  # bytes that the process may hold, if a limit was given
+    room: int  # bytes of tokens in host memory
+    folder: Path | None = None  # for those that fit in no memory
+    on_device: int = 0  # bytes of tokens in the memory of a GPU; on the CPU that is host memory
+    stored: int = 0  # bytes of all tokens that are kept
+    tile: tuple[int, int] = (0, 0)  # height and width in pixels
+    tokens: int = 0  # of a whole tile
+    why: str = ""  # the tile has this side
+    depth: int = 1  # tiles that are decoded ahead, each by a thread
+
+    def stores(self, network: Network, count: int = 1) -> list[Spill]:
+        """Stores for the tokens of so many layers, the first ones in the fastest memory; none if nothing is kept."""
+        found: list[Spill] = []
+        each, device, host = self.stored // count, self.on_device, self.room
+        for _ in range(count):
+            here, there = min(each, device), min(each, host)
+            tiers = [Spill(here, network.device)] if here else []
+            tiers += [Spill(there)] if there else []
+            if self.folder is not None and here + there < each:
+                tiers.append(FileSpill(self.folder, network.tiling, network.model.embed_dim, network.dtype))
+            device, host = device - here, host - min(there, each - here)
+            if tiers:
+                found.append(Tiers(tiers))
+        return found
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Bytes of tokens by where they stay: ``device``, ``host``, ``file``, and ``nowhere`` if computed again."""
+        device = min(self.on_device, self.stored)
+        host = min(self.room, self.stored - device)
+        rest = self.stored - device - host
+        return {"device": device, "host": host, "file": rest * bool(self.folder), "nowhere": rest * (not self.folder)}
+
+    def __str__(self) -> str:
+        places = {"device": "in GPU memory", "host": "in host memory", "file": f"in a file under {self.folder}",
+                  "nowhere": "computed again in every pass"}  # fmt: skip
+        kept = ", ".join(f"{show_bytes(size)} {places[name]}" for name, size in self.tiers.items() if size)
+        height, width = self.tile
+        threads = f"{self.depth} tile{'s' * (self.depth > 1)} decoded ahead"
+        size = f"tiles of {height} × {width} px ({self.why}), {self.tokens} tokens each"
+        return f"{size}; {threads}; tokens: {kept}"
 
 
 def plan(
@@ -42,45 +81,116 @@ def plan(
     scratch: str | Path | None,
     working: int,
     stored: int,
+    device_memory: str | int | None = None,
+    why: str = "as asked",
 ) -> Plan:
     """Lay out a stream within the memory, or say in one line how much it needs.
 
     Args:
         network: the model.
-        feed: the image.
+        feed: the image; how many tiles it reads ahead is set here.
         strategy: ``"auto"``, ``"recompute"`` or ``"spill"``.
         memory: all that the process may hold.
         scratch: folder for tokens that do not fit.
         working: bytes that the computation on one tile takes.
         stored: bytes of all tokens that a spill would keep.
+        device_memory: all that may be held on the GPU.
+        why: the tiles have their side.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {list(STRATEGIES)}, got {strategy!r}")
     if strategy == "recompute" and scratch is not None:
         raise ValueError("strategy='recompute' keeps nothing: it takes no scratch folder")
+    tiling, gpu = network.tiling, network.device.type == "cuda"
+    rows, columns = (step * patch for step, patch in zip(tiling.step, tiling.patch, strict=True))
+    count = tiling.step[0] * tiling.step[1]
+    on_device = device_room(network, feed, working, device_memory)
     base = resident()
-    least = base + feed.source.overhead + feed.held() + working + SLACK
+    fetched = 0 if scratch is None else 2 * count * network.model.embed_dim * network.dtype.itemsize
+    fixed = base + feed.source.overhead + (0 if gpu else working) + fetched + SLACK
+    least = fixed + feed.held(1)
     budget = base + available() // 2 if memory is None else parse_bytes(memory)
     if memory is not None and budget < least:
-        rows, columns = (step * patch for step, patch in zip(network.tiling.step, network.tiling.patch, strict=True))
         raise ValueError(
             f"memory={memory!r} is too small: tiles of {rows} × {columns} px need {show_bytes(least + (1 << 20))}, "
             f"of which the process holds {show_bytes(base)} already; smaller tiles need less"
         )
+    queue = (budget - least) // 4
+    feed.depth = next((n for n in range(cores(), 1, -1) if feed.held(n) - feed.held(1) <= queue), 1)
+    facts = {"tile": (rows, columns), "tokens": count, "why": why, "depth": feed.depth, "stored": stored}
     known = None if memory is None else budget
     if strategy == "recompute":
-        return Plan(known, 0)
-    room = max(0, budget - least)
-    if stored <= room:
-        return Plan(known, stored)
-    if scratch is not None:
-        return Plan(known, 0, checked_folder(Path(scratch), stored))
-    if strategy == "spill":
+        return Plan(known, 0, **facts)  # type: ignore[arg-type]
+    room = max(0, budget - fixed - feed.held())
+    on_device = min(on_device, stored)
+    left = stored - on_device
+    if left > room and scratch is not None:
+        folder = checked_folder(Path(scratch), left - room)
+        return Plan(known, room, folder, on_device, **facts)  # type: ignore[arg-type]
+    if left > room and strategy == "spill":
         raise ValueError(
-            f"strategy='spill' keeps {show_bytes(stored)} of tokens and has room for {show_bytes(room)}: "
-            f"raise memory to {show_bytes(least + stored + (1 << 20))} or name a scratch folder"
+            f"strategy='spill' keeps {show_bytes(stored)} of tokens and has room for {show_bytes(on_device + room)}: "
+            f"raise memory to {show_bytes(least + left + (1 << 20))} or name a scratch folder"
         )
-    return Plan(known, room)
+    return Plan(known, min(room, left), None, on_device, **facts)  # type: ignore[arg-type]
+
+
+def device_room(network: Network, feed: Feed, working: int, device_memory: str | int | None) -> int:
+    """Bytes for tokens in the memory of a GPU: the budget without what is held and what computing takes."""
+    if network.device.type != "cuda":
+        if device_memory is not None:
+            kind = network.device.type
+            raise ValueError(f"device_memory={device_memory!r} needs a model on a GPU, got one on {kind}: use memory")
+        return 0
+    held, free, _ = on_gpu(network.device)
+    rows, columns = network.tiling.most_read
+    least = held + working + RING * rows * columns * feed.source.channels * feed.source.itemsize
+    budget = held + free * 4 // 5 if device_memory is None else parse_bytes(device_memory, "device_memory")
+    if budget < least:
+        raise ValueError(
+            f"device_memory={show_bytes(budget)} is too small: tiles of {rows} × {columns} px need "
+            f"{show_bytes(least)}, of which {show_bytes(held)} are held already; smaller tiles need less"
+        )
+    return budget - least
+
+
+def tile_side(
+    model: InfViT,
+    tile: int | None,
+    usual: int,
+    device_memory: str | int | None,
+    needed: Callable[[int], int],
+) -> tuple[int, str]:
+    """The side of the tiles, and why: as asked, the usual one, or on a GPU one of up to 65,536 tokens.
+
+    Args:
+        model: whose patches and device count.
+        tile: the side asked for, or None.
+        usual: the side on a CPU.
+        device_memory: as in :func:`plan`.
+        needed: bytes that the computation on a tile of some side takes; at most half of the GPU is given to it.
+    """
+    device = model.patch_embed.proj.weight.device
+    if tile is not None:
+        return tile, "as asked"
+    if device.type != "cuda":
+        return usual, "the default on a CPU"
+    whole = on_gpu(device)[2] if device_memory is None else parse_bytes(device_memory, "device_memory")
+    side = gpu_side(model.patch_embed.patch_size, whole // 2, needed)
+    return side, "for at most 65,536 tokens and half of the GPU's memory"
+
+
+def gpu_side(patch: Sequence[int], limit: int, needed: Callable[[int], int]) -> int:
+    """The largest side of at most 65,536 tokens whose computation fits into a limit, halved until it does.
+
+    Example:
+        >>> gpu_side((16, 16), 1 << 30, lambda side: 12 * side * side)
+        4096
+    """
+    side = math.isqrt(TOKENS * patch[0] * patch[1])
+    while side > max(patch) and needed(side) > limit:
+        side //= 2
+    return side
 
 
 def checked_folder(folder: Path, stored: int) -> Path:
@@ -111,7 +221,7 @@ def working_bytes(network: Network) -> int:
     (rows, columns), (high, wide) = network.tiling.step, network.tiling.patch
     tokens, width, size = rows * columns, network.model.embed_dim, network.dtype.itemsize
     chunk = min(tokens, getattr(network.model.blocks[0], "mlp_chunk", None) or tokens)
-    pixels = 2 * network.model.in_chans * high * wide
+    pixels = 4 * network.model.in_chans * high * wide  # planes in floating point, and copies of them
     queries = max(attention(block).queries for block in network.model.blocks)
     scores = 3 * network.model.num_heads * queries if queries > 1 else 0
     block = tokens * (5 * width + pixels + scores) * max(size, 4) + chunk * 2 * hidden_width(network) * size

@@ -17,11 +17,12 @@ from .feed import BadTile, Feed
 from .maps import MapPass, check_map
 from .network import Network
 from .places import check_outputs
-from .plan import plan, stored_bytes, working_bytes
+from .plan import Plan, plan, stored_bytes, tile_side, working_bytes
 from .scene import SceneCode
 from .source import Colours, Source, open_source
 from .state import StateFile
 from .tiles import Tiling
+from .timing import Profile
 
 
 @dataclass
@@ -36,6 +37,8 @@ class StreamResult:
     passes: int  # over all tiles
     peak_memory: int  # most bytes of resident memory seen after a tile
     map_file: Path | None  # where the map was written
+    plan: Plan  # the tiles, and where tokens stayed
+    profile: Profile  # megapixels per second, and what was waited for
     _engine: Engine = field(repr=False)
     _map_of: tuple[int, int | None] = field(default=(-1, None), repr=False)
     _map: NDArray[np.float32] | None = field(default=None, repr=False)
@@ -57,9 +60,10 @@ def stream(
     model: InfViT,
     source: Any,
     *,
-    tile: int = 1024,
+    tile: int | None = None,
     strategy: str = "auto",
     memory: str | int | None = None,
+    device_memory: str | int | None = None,
     scratch: str | Path | None = None,
     order: Sequence[int] | None = None,
     level: int = 0,
@@ -82,11 +86,14 @@ def stream(
         model: an :class:`InfViT` with ``attention="infsa_linear"``.
         source: floating (C, H, W) tensors and arrays are model input; uint8 and uint16 arrays (H, W[, C]) and files
             (``.npy``, JPEG, PNG, WebP, GIF, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
-        tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it.
+        tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it. Without it
+            1024 on a CPU, and on a GPU a side of up to 65,536 tokens.
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
-            between passes, in memory or in a file under ``scratch``; ``"auto"`` keeps what the memory allows.
+            between passes, in the GPU's memory, then in that of the host, then in a file under ``scratch``;
+            ``"auto"`` keeps what fits.
         memory: all that the process may hold, as ``"2GiB"`` or bytes; what is too little is refused, and says how
             much is needed. Without it, what it holds now and half of what the machine has left.
+        device_memory: the same for the GPU. Without it, four fifths of what is free there.
         scratch: folder for spilled tokens that do not fit in memory.
         order: the numbers of all tiles in the order to visit them; row by row if not given. Tiles are numbered row by
             row.
@@ -110,23 +117,53 @@ def stream(
         torch.Size([1, 10])
     """
     opened = open_source(source, level, series=series, page=page, bands=bands)
-    network, feed = prepare(model, opened, tile)
+    side, why = _side(model, opened, tile, device_memory)
+    network, feed = prepare(model, opened, side)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
     check_map(network, layer, head) if map else None
     places = (None if isinstance(map, bool) else Path(map), *(None if p is None else Path(p) for p in (code, state)))
     check_outputs(opened.name, *places, overwrite=overwrite)
-    laid = plan(network, feed, strategy, memory, scratch, working_bytes(network), stored_bytes(network))
-    spill = laid.spill(network)
+    needs = working_bytes(network), stored_bytes(network)
+    laid = plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+    spill = next(iter(laid.stores(network)), None)
     engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
     engine.extra_passes = int(bool(map))
     file = None if state is None else StateFile(state, model, save_every)
     try:
-        return _run(engine, file, map, (layer, head), places[1])
+        return _run(engine, file, map, (layer, head), places[1], laid)
     finally:
         if spill is not None:
             spill.close()
         engine.spill, engine.report = None, None
+
+
+def plan_stream(
+    model: InfViT,
+    source: Any,
+    *,
+    tile: int | None = None,
+    strategy: str = "auto",
+    memory: str | int | None = None,
+    device_memory: str | int | None = None,
+    scratch: str | Path | None = None,
+) -> Plan:
+    """What :func:`infsa.stream` would do with the same arguments: tiles, and where tokens would stay.
+
+    Example:
+        >>> plan = infsa.streaming.plan_stream(model, "photo.jpg", tile=64)
+        >>> plan.tile, plan.tiers["file"]
+        ((64, 64), 0)
+    """
+    opened = open_source(source)
+    side, why = _side(model, opened, tile, device_memory)
+    network, feed = prepare(model, opened, side)
+    needs = working_bytes(network), stored_bytes(network)
+    return plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+
+
+def _side(model: InfViT, source: Source, tile: int | None, device_memory: str | int | None) -> tuple[int, str]:
+    return tile_side(model, tile, 1024, device_memory, lambda side: working_bytes(prepare(model, source, side)[0]))
 
 
 def _run(
@@ -135,6 +172,7 @@ def _run(
     map: bool | str | Path,
     map_of: tuple[int, int | None],
     code: Path | None,
+    laid: Plan,
 ) -> StreamResult:
     start = None
     if file is not None:
@@ -160,7 +198,10 @@ def _run(
     kept = 0 if engine.spill is None else len(engine.spill.layers)
     strategy = "recompute" if not kept else "spill" if kept == len(engine.visited()) else "mixed"
     passes = len(engine.network.steps) + engine.extra_passes
-    facts = (engine.skipped, strategy, passes, engine.peak, map_file)
+    profile = engine.feed.profile
+    profile.stop()
+    engine.feed.profile = Profile()  # of a map that is asked for later
+    facts = (engine.skipped, strategy, passes, engine.peak, map_file, laid, profile)
     return StreamResult(logits, features, engine.code, *facts, engine, map_of, values)
 
 
@@ -169,7 +210,7 @@ def prepare(model: InfViT, source: Source, tile: int) -> tuple[Network, Feed]:
     colours = Colours(model, source)
     model.grid_of(torch.empty(1, model.in_chans, source.height, source.width, device="meta"))
     tiling = Tiling.of(model, (source.height, source.width), tile)
-    return Network(model, tiling), Feed(source, tiling, colours)
+    return Network(model, tiling, None if source.model_input else colours), Feed(source, tiling, colours)
 
 
 def check_order(order: Sequence[int] | None, network: Network, source: Source) -> Sequence[int]:

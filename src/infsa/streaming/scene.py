@@ -46,7 +46,8 @@ class SceneCode:
         opened = open_source(source, level)
         if (opened.height, opened.width) != self.size:
             raise ValueError(f"this code is of an image {self.size}, got one of {(opened.height, opened.width)}")
-        network = Network(model, Tiling.of(model, self.size, 1))
+        colours = Colours(model, opened)
+        network = Network(model, Tiling.of(model, self.size, 1), None if opened.model_input else colours)
         if len(self.rows) != network.depth or self.rows[0].shape[-1] != model.embed_dim:
             raise ValueError(
                 f"this code has {len(self.rows)} rows of width {self.rows[0].shape[-1]}, "
@@ -55,7 +56,7 @@ class SceneCode:
         tile = network.tiling.window(*region)
         opened.restart()
         with torch.no_grad():
-            pixels = Colours(model, opened)(opened.read(*tile.read))
+            pixels = colours.raw(opened.read(*tile.read)).to(network.device)
             x = self.tokens(network, pixels, tile)
             return model.norm(x)[0].unflatten(0, (tile.rows, tile.columns))
 

@@ -37,6 +37,8 @@ class Source:
     opacity = True  # a channel beyond the colours is the opacity
     premultiplied = False  # the colours are multiplied with the opacity already
     overhead = 0  # bytes that the reader itself holds, beside the window
+    per_reader = 0  # bytes that each thread beyond two adds to it
+    unit = 1  # rows that decode together, where whole bands are read
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
         """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input."""
@@ -161,9 +163,8 @@ class Colours:
         config = timm.data.resolve_model_data_config(model)
         weight = model.patch_embed.proj.weight
         self.wanted, self.dtype, self.device = model.in_chans, weight.dtype, weight.device
-        exact: Any = np.float64 if weight.dtype == torch.float64 else np.float32
-        self.mean, self.std = (np.asarray(config[name], exact) for name in ("mean", "std"))
-        self.exact, self.itemsize = exact, np.dtype(exact).itemsize
+        self.exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.mean, self.std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
         self.premultiplied = source is not None and source.premultiplied
         if source is not None:
             self._check(source)
@@ -187,18 +188,44 @@ class Colours:
 
     def __call__(self, pixels: Pixels | Tensor) -> Tensor:
         """Model input on the model's device and in its type."""
+        raw = self.raw(pixels).to(self.device)
+        return raw.unsqueeze(0).to(self.dtype) if isinstance(pixels, Tensor) else self.normalised(raw)
+
+    def raw(self, pixels: Pixels | Tensor) -> Tensor:
+        """A window as it was read, as a tensor: model input (c, h, w), or pixels (h, w, c) in the type of the file.
+
+        An opacity that is full everywhere is left out.
+        """
         if isinstance(pixels, Tensor):
-            return pixels.unsqueeze(0).to(self.device, self.dtype)
-        full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
-        values = pixels.astype(self.exact) / self.exact(full)
-        channels = values.shape[2]
-        if channels in (2, self.wanted + 1) and channels != self.wanted:
-            opacity = values[..., -1:]
-            values = values[..., :-1] * (1 if self.premultiplied else opacity) + (1 - opacity)
-        if values.shape[2] == 1 < self.wanted:
-            values = np.repeat(values, self.wanted, axis=2)
-        values = (values - self.mean) / self.std
-        return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1))[None]).to(self.device, self.dtype)
+            return pixels
+        if self.has_opacity(pixels.shape[2]):
+            full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
+            pixels = pixels[..., :-1] if (pixels[..., -1] == full).all() else pixels
+        native = pixels.dtype.newbyteorder("=")
+        usable = pixels.flags.writeable and pixels.dtype == native and min(pixels.strides, default=1) >= 0
+        return torch.from_numpy(pixels if usable else np.array(pixels, native))
+
+    def normalised(self, raw: Tensor) -> Tensor:
+        """Pixels (h, w, c) to model input (1, C, h, w), where they are."""
+        channels = raw.shape[2]
+        values = raw.permute(2, 0, 1).to(self.exact, memory_format=torch.contiguous_format, copy=True)
+        values /= full_value(raw.dtype)
+        if self.has_opacity(channels):
+            opacity, values = values[-1:], values[:-1]
+            values = (values if self.premultiplied else values.mul_(opacity)) + (1 - opacity)
+        if values.shape[0] == 1 < self.wanted:
+            values = values.expand(self.wanted, -1, -1).contiguous()
+        mean, std = (values.new_tensor(found)[:, None, None] for found in (self.mean, self.std))
+        return values.sub_(mean).div_(std).to(self.dtype).unsqueeze(0)
+
+    def has_opacity(self, channels: int) -> bool:
+        """Whether the last of so many channels is the opacity."""
+        return channels in (2, self.wanted + 1) and channels != self.wanted
+
+
+def full_value(dtype: torch.dtype) -> int:
+    """The number that stands for white in pixels of a type."""
+    return 1 if dtype.is_floating_point else int(torch.iinfo(dtype).max)
 
 
 def open_source(

@@ -1,11 +1,13 @@
-"""Token activations that stay between passes, in memory or in a file.
+"""Token activations that stay between passes: in device memory, in host memory, in a file.
 
 The store is a cache: a tile that it does not hold is computed again from the pixels, with the same result.
 """
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +20,16 @@ class Spill:
 
     Args:
         capacity: bytes that may be held; tiles beyond it are not kept.
+        device: a GPU to keep them on; None for host memory, which is pinned if tokens come from a GPU.
     """
 
     keeps_last = False  # whether the tokens that leave the last layer are worth keeping
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.used = capacity, 0
+    def __init__(self, capacity: int, device: torch.device | None = None) -> None:
+        self.capacity, self.used, self.device = capacity, 0, device
         self.layers: dict[int, int] = {}
         self._kept: dict[int, Tensor] = {}
+        self._written: dict[int, Any] = {}
 
     def __contains__(self, number: int) -> bool:
         return number in self.layers
@@ -38,13 +42,24 @@ class Spill:
         """The layer and the tokens of a tile."""
         return self.layers[number], self._kept[number]
 
+    def slow(self, number: int) -> bool:
+        """Whether the tokens of a tile have to be read from a file."""
+        return False
+
+    def written(self, number: int) -> Any:
+        """An event on a GPU after which the tokens of a tile are in host memory, or None if they are there."""
+        return self._written.get(number)
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether there is room for the tokens of one more tile."""
+        return self.used + x.numel() * x.element_size() <= self.capacity
+
     def put(self, number: int, layer: int, x: Tensor) -> None:
         """Keep the tokens of a tile if there is room; those of an earlier layer are replaced."""
-        size = x.numel() * x.element_size()
         if number not in self.layers:
-            if self.used + size > self.capacity:
+            if not self.fits(x):
                 return
-            self.used += size
+            self.used += x.numel() * x.element_size()
         self._write(number, x)
         self.layers[number] = layer
 
@@ -55,8 +70,12 @@ class Spill:
 
     def _write(self, number: int, x: Tensor) -> None:
         if number not in self._kept:
-            self._kept[number] = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-        self._kept[number].copy_(x.detach())
+            pinned = x.is_cuda and self.device is None
+            self._kept[number] = torch.empty(x.shape, dtype=x.dtype, device=self.device, pin_memory=pinned)
+        self._kept[number].copy_(x.detach(), non_blocking=True)
+        if x.is_cuda and self.device is None:
+            self._written[number] = torch.cuda.Event()
+            self._written[number].record(torch.cuda.current_stream(x.device))
 
 
 class FileSpill(Spill):
@@ -72,6 +91,10 @@ class FileSpill(Spill):
             self._offsets[number] = (start, count)
             start += count * width * dtype.itemsize
         self._file = tempfile.TemporaryFile(dir=folder, prefix="infsa-spill-", buffering=0)  # noqa: SIM115
+
+    def slow(self, number: int) -> bool:
+        """Always."""
+        return True
 
     def get(self, number: int) -> tuple[int, Tensor]:
         """The layer and the tokens of a tile."""
@@ -100,6 +123,44 @@ class FileSpill(Spill):
                 done += os.pwrite(self._file.fileno(), data[done:], start + done)
         except OSError as error:
             raise OSError(f"{self.folder}: {error.strerror}") from error
+
+
+class Tiers(Spill):
+    """Several stores, the fastest first: a tile stays in the first one that has room for it.
+
+    Args:
+        stores: that are filled one after the other.
+    """
+
+    def __init__(self, stores: Sequence[Spill]) -> None:
+        super().__init__(sum(store.capacity for store in stores))
+        self.stores = stores
+        self._owner: dict[int, Spill] = {}
+
+    def slow(self, number: int) -> bool:
+        """Whether the tokens of a tile have to be read from a file."""
+        return self._owner[number].slow(number)
+
+    def written(self, number: int) -> Any:
+        """See :meth:`Spill.written`."""
+        return self._owner[number].written(number)
+
+    def get(self, number: int) -> tuple[int, Tensor]:
+        """The layer and the tokens of a tile."""
+        return self._owner[number].get(number)
+
+    def put(self, number: int, layer: int, x: Tensor) -> None:
+        """Keep the tokens of a tile where they are, or where there is room first."""
+        owner = self._owner.get(number) or next((store for store in self.stores if store.fits(x)), None)
+        if owner is not None:
+            owner.put(number, layer, x)
+            self._owner[number], self.layers[number] = owner, layer
+
+    def close(self) -> None:
+        """Forget everything."""
+        super().close()
+        for store in self.stores:
+            store.close()
 
 
 def _bytes_of(x: Tensor) -> memoryview:

@@ -10,6 +10,7 @@ from .colour_spaces import rgb_of_cmyk, rgb_of_palette
 from .file_array import FileArray
 from .readers import one_line
 from .source import Pixels, Source, check_pixel_type
+from .timing import from_disk
 
 COLOURS = {"MINISBLACK": 1, "MINISWHITE": 1, "RGB": 3, "YCBCR": 3, "PALETTE": 1, "SEPARATED": 4}  # values per pixel
 DECODE_TO_RGB = ("OJPEG", "JPEG", "ALT_JPEG", "JPEG_LOSSY", "JPEG2000", "APERIO_JP2000_YCBC", "WEBP", "JPEGXL")
@@ -62,6 +63,7 @@ class TiffSource(Source):
         self.bands = not tiled and not self.rows_on_disk
         whole = self.segment[0] * self.segment[1] * self.contiguous * page.dtype.itemsize
         self.overhead = (32 << 20) + (0 if self.rows_on_disk else 4 * whole)
+        self.per_reader, self.unit = (0 if self.rows_on_disk else 2 * whole), self.segment[0]
         self.file = os.open(path, os.O_RDONLY)
         if self.rows_on_disk:
             dtype, shape = page.dtype.newbyteorder(page.parent.byteorder), (self.height, self.width, self.contiguous)
@@ -107,7 +109,9 @@ class TiffSource(Source):
         if left < length:
             raise OSError(f"{kind} ({row}, {column}) of the file is cut off: {left} of {length} bytes")
         try:
-            pixels, _, shape = self.decode(os.pread(self.file, length, offset), index, **self.jpeg)
+            with from_disk():
+                data = os.pread(self.file, length, offset)
+            pixels, _, shape = self.decode(data, index, **self.jpeg)
         except Exception as error:  # damaged data raises almost anything from inside a codec
             raise OSError(f"{kind} ({row}, {column}) of the file: {one_line(error)}") from error
         return None if pixels is None else pixels[0, : shape[1], : shape[2]]

@@ -24,7 +24,7 @@ def open_zarr(source: Any, name: str, level: int = 0) -> Source:
         raise ValueError(f"{name} has no pyramid, got level={level}")
     chunks = Chunks(source, (0,) if source.ndim == 4 and source.shape[0] == 1 else ())
     opened = from_array(chunks, name)
-    opened.overhead = chunks.held
+    opened.overhead, opened.per_reader = chunks.held, chunks.held // 2
     return opened
 
 
@@ -78,6 +78,7 @@ class AxesSource(Source):
         self.height, self.width, self.channels = lengths["y"], lengths["x"], lengths.get("c", 1)
         self.array = Chunks(array)
         self.itemsize, self.overhead = array.dtype.itemsize, self.array.held
+        self.per_reader = self.array.held // 2
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
         """A window (h, w, c)."""
