@@ -38,3 +38,11 @@ def test_a_capped_gpu_ends_where_the_cap_is():
         )
     assert 0.9 < found.size / 32768 <= 1
     assert found.ran_out == "GPU memory"
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_an_eager_model_is_replayed_as_a_graph(tmp_path, mode):
+    names = ("infsa_linear", "softmax-naive", "infsa_pure-naive")
+    plan = [group(names, 224, depth=1, heads=4, width=256, mode=mode, compile="graph")]
+    rows = rows_by_name(run_plan(plan, tmp_path / "r.json", "cuda", Settings(seconds=0.05)))
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(names, "done")

@@ -15,6 +15,7 @@ from ..nn.infsa import merge_heads
 from ..nn.peers import SoftmaxAttention, create_attention
 from ..nn.peers.layout import Layout
 from .cases import BASE, Case
+from .graph import check_device, replayed
 
 CLASSES = 1000
 
@@ -42,16 +43,22 @@ def build(case: Case, device: torch.device | str) -> Built:
 
     Positions have the resolution of the case; a mechanism's own tables are made for 224 pixels, as in training, and
     resized at every call. Training is forward and backward without an optimiser, which is the same for all.
+    ``compile="graph"`` replays the eager call as a CUDA graph.
     """
+    if case.compile == "graph":
+        check_device(device)
     torch.manual_seed(0)
     device = torch.device(device)
     module = build_module(case, device, dict(case.variant.options))
     run: Any = module
-    if case.compile != "none":  # every case is one shape, and none may fall back because others were compiled before
+    if case.compile not in ("none", "graph"):  # every case is one shape, and none may fall back because others were compiled before
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         run = torch.compile(module, mode=case.compile, dynamic=False)
-    return Built(make_call(case, run, module, device), count_parameters(module), module)
+    call = make_call(case, run, module, device)
+    if case.compile == "graph":
+        call = replayed(call, device)
+    return Built(call, count_parameters(module), module)
 
 
 def build_module(case: Case, device: torch.device | str, options: dict[str, Any]) -> nn.Module:

@@ -10,7 +10,7 @@ from ..models.options import check_stem
 from ..ops.checks import check_choice, check_count
 
 DTYPES = ("float32", "bfloat16", "float16")
-COMPILE = ("none", "default", "reduce-overhead")
+COMPILE = ("none", "graph", "default", "reduce-overhead")  # graph: eager, replayed as a CUDA graph
 BASE = 224  # pixels: the resolution that learned tables are made for, as in training
 MODES = ("infer", "train")
 PARTS = ("model", "attention")

@@ -62,6 +62,25 @@ def table1() -> Plan:
     ]
 
 
+def graphs() -> Plan:
+    """What the ledger needs beyond table1: eager models replayed as CUDA graphs, with the eager rows beside them.
+
+    Table 1's inference at 1024² and training at 512², 4 and 24 layers, unfused Pure InfSA included, energy for all;
+    and the latencies of the ablation, 224² at batch 64.
+    """
+    names = (*table_names(), "infsa_pure-naive")
+    linear = ["infsa_linear"]
+    plan = []
+    for fields in (FOUR, DEEP):
+        for side, mode in ((1024, "infer"), (512, "train")):
+            for compile in ("graph", "none"):
+                plan.append(group(names, side, energy=names, mode=mode, compile=compile, **fields))
+    small: dict[str, Any] = {"batch": 64, **FOUR}
+    for mode in ("infer", "train"):
+        plan += [group(linear, 224, mode=mode, compile=compile, **small) for compile in ("graph", "none")]
+    return plan
+
+
 def resolution() -> Plan:
     """Latency and memory against resolution, for the crossovers and the slopes; one size is not square.
 
@@ -118,5 +137,6 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "resolution": resolution,
     "limits": limits,
     "compiled": compiled,
+    "graphs": graphs,
     "quick": quick,
 }

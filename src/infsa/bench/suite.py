@@ -163,7 +163,7 @@ class Suite:
 
     def _prepare(self, case: Case) -> Entry | None:
         """Build a row in the worker; None, and a row that says why, if that fails."""
-        if self._left() <= (0 if case.compile == "none" else COMPILING):
+        if self._left() <= (0 if case.compile in ("none", "graph") else COMPILING):
             self._skip(case)
             return None
         self.report(f"{case.key}, preparing", self.done, self.total)

@@ -27,7 +27,7 @@ QUICK = {"seconds": 0.1, "budget": 140.0, "cap": 2**30, "limit_seconds": 3.0}  #
 
 def bench(
     preset: Annotated[
-        list[str] | None, typer.Option(help="table1, resolution, limits, compiled or quick; may be repeated.")
+        list[str] | None, typer.Option(help="table1, graphs, resolution, limits, compiled or quick; may be repeated.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The preset quick: a few minutes on a small CPU.")] = False,
     mechanism: Annotated[
@@ -50,7 +50,7 @@ def bench(
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
-    compile: Annotated[str, typer.Option(help="none, default or reduce-overhead (CUDA graphs).")] = "none",
+    compile: Annotated[str, typer.Option(help="none: eager; graph: eager, replayed as a CUDA graph; default, reduce-overhead: torch.compile.")] = "none",
     part: Annotated[str, typer.Option(help="model, or attention: a single layer.")] = "model",
     energy: Annotated[bool, typer.Option("--energy", help="Measure energy, 5 s per row.")] = False,
     max_resolution: Annotated[
@@ -85,6 +85,7 @@ def bench(
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
+    from ..bench.graph import check_device
     from ..bench.settings import Settings
     from ..bench.suite import run_plan
 
@@ -106,6 +107,8 @@ def bench(
     try:
         settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
         plan = make_plan(presets, axes, {**fields, "limit": max_resolution}, where.type)
+        if not plan_only and any(case.compile == "graph" for cases in plan for case in cases):
+            check_device(where)
         searched = any(case.limit for cases in plan for case in cases)
         if not searched and (memory_cap is not None or time_limit is not None):
             raise ValueError("--memory-cap and --time-limit are for searches: add --max-resolution")

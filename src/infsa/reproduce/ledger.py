@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..provenance import provenance
-from .claims import RULE, UNCHECKED, VERDICTS, Claim, Unavailable, judge
+from .claims import RULE, UNTESTABLE, VERDICTS, Claim, Unavailable, judge
 from .sources import Sources, paper
 from .targets import TARGETS, check_target
 
@@ -51,7 +51,7 @@ def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
     try:
         reading = claim.read(sources)
     except Unavailable as error:
-        return {**row, "ours": None, "verdict": UNCHECKED, "why": str(error)}
+        return {**row, "ours": None, "verdict": UNTESTABLE, "why": str(error)}
     verdict, why = judge(claim, reading)
     found = {"ours": rounded(reading.value), "error": rounded(reading.error), "conditions": reading.conditions}
     return {**row, **found, "file": reading.file, "verdict": verdict, "why": why}

@@ -1,0 +1,42 @@
+"""The conditions of a training run in a few words, read from its recipe."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..models.presets import PRESETS
+from .sources import Sources
+
+SHARDS = ("tiny-imagenet-a.json", "tiny-imagenet-b.json")
+AUGMENTATIONS = ("mixup", "cutmix", "label_smoothing", "drop_path", "erase", "randaugment")
+Recipe = Mapping[str, Any]
+
+
+def values_of(recipes: Iterable[Recipe], name: str) -> str:
+    """The values that a field takes, each once, in the order of the runs."""
+    return " / ".join(dict.fromkeys(str(recipe[name]) for recipe in recipes))
+
+
+def training(recipes: list[Recipe], seeds: int) -> str:
+    """Model, optimiser, augmentation, epochs and seeds of some runs."""
+    models = [{**PRESETS[recipe["model"]], **recipe["model_options"]} for recipe in recipes]
+    used = [name for name in AUGMENTATIONS if any(recipe.get(name) for recipe in recipes)]
+    shape = " × ".join(values_of(models, name) for name in ("depth", "embed_dim"))
+    parts = [
+        f"{shape} (layers × width), {values_of(models, 'num_heads')} heads",
+        f"{values_of(recipes, 'size')} px",
+        f"{values_of(recipes, 'optimizer')}",
+        f"lr {values_of(recipes, 'lr')}",
+        f"{values_of(recipes, 'epochs')} epochs of batch {values_of(recipes, 'batch_size')}",
+        "crop, flip, jitter" + "".join(f", {name.replace('_', ' ')}" for name in used),
+        f"{seeds} seeds",
+    ]
+    return "; ".join(parts)
+
+
+def trained(sources: Sources, names: Iterable[str]) -> str:
+    """The conditions of the Tiny-ImageNet runs of these mechanisms, both shards."""
+    names = list(names)
+    files = [sources.file(name) for name in SHARDS]
+    recipes = [run["recipe"] for file in files for name in names for run in file[name]]
+    seeds = min(len(file[name]) for file in files for name in names)
+    return f"Tiny-ImageNet, {len(files)} disjoint shards of 50 classes; {training(recipes, seeds)} each"
