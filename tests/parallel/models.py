@@ -32,6 +32,7 @@ def alone_and_together(model, images, targets, masks=None, own=None, group=None,
 
 
 MODELS = [
+    (["infsa_pure", "infsa_linear"], {"learn_gamma": True}),
     ("infsa_linear", {}),
     ("infsa_pure", {}),
     ("infsa_linear", {"class_token": False, "learn_gamma": True, "paper_params": True}),

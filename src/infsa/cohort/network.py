@@ -20,7 +20,7 @@ from ..data import transform_for
 from ..data.decode import MAX_PIXELS
 from ..data.transforms import RESAMPLING, normalised, normalised_values
 from ..evaluate import class_names, input_size, load_model, maps_of
-from ..evaluate.maps import ONE_ROW
+from ..evaluate.maps import one_row
 from ..models import InfViT, fast
 from ..models.adopt import timm_weights
 from ..models.weights import WEIGHTS
@@ -157,7 +157,7 @@ class Network:
         """About how many bytes an input of a size takes."""
         (rows, columns), model = self.step, self.model
         found = self.bytes_per_pixel * width * height
-        if isinstance(model, InfViT) and model.attention not in ONE_ROW:
+        if isinstance(model, InfViT) and not one_row(model):
             weights = 2 * model.num_heads + len(model.blocks) if self.settings.maps else 1
             found += 4 * weights * (width * height / (rows * columns)) ** 2
         return found

@@ -280,10 +280,16 @@ def check_memory(model: InfViT, size: tuple[int, int], method: str) -> None:
         )
 
 
+def one_row(model: InfViT) -> bool:
+    """Whether in every layer all queries have the same weights."""
+    return set(model.attentions) <= set(ONE_ROW)
+
+
 def weight_bytes(model: InfViT, patches: int, method: str) -> int:
     """How much memory the weights that a map is read from take: those of one layer, all heads, at a time."""
-    one_row = model.attention in ONE_ROW or method == "random"
-    return 0 if one_row else 4 * (patches + model.num_prefix_tokens) ** 2 * (2 * model.num_heads + 1)
+    if one_row(model) or method == "random":
+        return 0
+    return 4 * (patches + model.num_prefix_tokens) ** 2 * (2 * model.num_heads + 1)
 
 
 def token_bytes(model: InfViT, method: str) -> float:

@@ -56,7 +56,7 @@ def has_ties(scores: Tensor) -> Tensor:
 
 def can_shorten(model: nn.Module) -> TypeGuard[InfViT]:
     """Whether tokens can be left out of a model's sequence; otherwise its ``patch_mask`` hides them."""
-    return isinstance(model, InfViT) and model.attention in POSITION_FREE
+    return isinstance(model, InfViT) and set(model.attentions) <= set(POSITION_FREE)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data import UnreadableImage, decode
 from ..models import InfViT
 from ..models.maps import Reading, logits_and_maps
-from .maps import MAX_WEIGHTS, ONE_ROW, View, likeliest, model_tasks, uncounted, weight_bytes
+from .maps import MAX_WEIGHTS, View, likeliest, model_tasks, one_row, uncounted, weight_bytes
 
 SHOWN = 1024  # longest side of the picture that a map is laid over
 READING = 8  # images of their own size that are held at once
@@ -100,7 +100,7 @@ def _check_size(view: View, image: tuple[int, int], maps: bool) -> None:
         return
     rows, columns = model.patch_embed.patch_size
     patches = (height // rows) * (width // columns)
-    weights = weight_bytes(model, patches, "last") if maps else 0 if model.attention in ONE_ROW else 4 * patches**2
+    weights = weight_bytes(model, patches, "last") if maps else 0 if one_row(model) else 4 * patches**2
     needed = 4 * patches * model.embed_dim * 16 + weights
     if needed > MAX_WEIGHTS:
         raise ValueError(

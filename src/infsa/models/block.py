@@ -66,3 +66,10 @@ class Block(nn.Module):
         if leaving is not None:
             x, attended = x[:, :leaving], attended[:, :leaving]
         return self.add(x, attended)
+
+
+def init_linear(module: nn.Linear) -> None:
+    """Truncated normal weights, σ = 0.02, and zero biases."""
+    nn.init.trunc_normal_(module.weight, std=0.02)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -52,12 +52,17 @@ maps = model.attention_maps(images)
 
 ## Know before use
 
-{NOTES.get(model.attention, "See the documentation of infsa for this mechanism.")}
+{_notes(model)}
 
 ## Training
 
 {UNKNOWN if training is None else _table(training)}
 """
+
+
+def _notes(model: InfViT) -> str:
+    found = [NOTES[name] for name in NOTES if name in model.attentions]
+    return "\n\n".join(found) or "See the documentation of infsa for this mechanism."
 
 
 def _table(facts: dict[str, Any]) -> str:

@@ -29,9 +29,10 @@ def plain(value: Any) -> Any:
 
 
 def resolved_arguments(model: InfViT) -> dict[str, Any]:
-    """The model's arguments, with the γ that None stands for; without one where the mechanism has none."""
+    """The model's arguments, with the γ that None stands for; without one where no mechanism has one."""
     arguments = model.arguments | {"gamma": model.gamma}
-    return arguments if model.attention in WITH_DECAY else {k: v for k, v in arguments.items() if k != "gamma"}
+    with_decay = any(name in WITH_DECAY for name in model.attentions)
+    return arguments if with_decay else {k: v for k, v in arguments.items() if k != "gamma"}
 
 
 def label_names(model: InfViT) -> list[str] | None:

@@ -122,7 +122,7 @@ ARGUMENTS = {  # of InfViT
     "depth": whole(1, 1 << 10),
     "num_heads": WIDTH,
     "mlp_ratio": number(1e-3, 1e3),
-    "attention": one_of(*ATTENTIONS),
+    "attention": either(one_of(*ATTENTIONS), some(one_of(*ATTENTIONS), 1, 1 << 10)),
     "attention_options": Rule("a table of options", lambda value: value is None or isinstance(value, dict)),
     "attention_grid": either(some(SIDE, 2, 2), NONE),
     "gamma": either(DECAY, NONE),
@@ -182,11 +182,20 @@ def permitted_arguments(asked: Any, names: tuple[str, ...], where: str) -> dict[
     found = permitted(asked, {**ARGUMENTS, "architecture": one_of(*names)}, where)
     options = found.get("attention_options")
     if options:
-        mechanism = found.get("attention", "")
-        own = attention_options(mechanism) if mechanism in ATTENTIONS else ()
-        rules = {name: rule for name, rule in MECHANISM_OPTIONS.items() if name in own}
-        permitted(options, rules, f"{where}: attention_options")
+        names = found.get("attention", "")
+        if isinstance(names, str) or len(set(names)) == 1:
+            _permitted_options(options, names if isinstance(names, str) else names[0], f"{where}: attention_options")
+        else:
+            table = Rule("a table of options", lambda value: isinstance(value, dict))
+            for name, own in permitted(options, dict.fromkeys(names, table), f"{where}: attention_options").items():
+                _permitted_options(own, name, f"{where}: attention_options of {name}")
     return found
+
+
+def _permitted_options(options: Any, mechanism: str, where: str) -> None:
+    """Refuse options that a mechanism does not take."""
+    own = attention_options(mechanism) if mechanism in ATTENTIONS else ()
+    permitted(options, {name: rule for name, rule in MECHANISM_OPTIONS.items() if name in own}, where)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """InfViT: one Pre-LN Vision Transformer in which the attention is the only thing that changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -13,10 +13,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..nn.peers import MLLABlock, create_attention
 from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
-from .block import Block
+from .block import Block, init_linear
 from .maps import attention_maps
-from .options import WITH_DECAY, check_options
-from .patches import ALL, ConvStem, embed_patches, learned_positions, resize_table, sincos_positions
+from .options import WITH_DECAY, check_options, layer_names, layer_options, short_names
+from .patches import ALL, ConvStem, embed_patches, learned_positions, sincos_positions
 from .timm_interface import TimmInterface
 
 Context = tuple[tuple[int, int], int, Tensor | None]  # grid, prefix tokens, key mask: what blocks get beside tokens
@@ -38,12 +38,12 @@ class InfViT(TimmInterface):
         depth: number of blocks L.
         num_heads: H; must divide D.
         mlp_ratio: hidden width of the MLP over D.
-        attention: a name of ``infsa.nn.peers.ATTENTIONS``.
-        attention_options: further options of that mechanism.
+        attention: a name of ``infsa.nn.peers.ATTENTIONS`` for all layers, or a list with a name for each layer.
+        attention_options: further options of that mechanism; of several mechanisms, a table of options for each name.
         attention_grid: the patch grid that its learned position tables are made for; default that of ``img_size``.
         gamma: decay, for the mechanisms that have one; their default is 0.7.
-        learn_gamma: learn one γ per head.
-        activation: ``"relu"``, ``"gelu"`` or ``"abs"``, for InfSA.
+        learn_gamma: learn one γ per head, in the layers that have one.
+        activation: ``"relu"``, ``"gelu"`` or ``"abs"``, for the layers with InfSA.
         decay: ``"constant"`` (γ at every layer) or ``"geometric"`` (γ^l at layer l).
         readout: ``"last"`` classifies the last layer; ``"series"`` classifies LN(Σ_l γ^l Z^(l)), the attention
             outputs after their projection and without their own γ.
@@ -65,6 +65,9 @@ class InfViT(TimmInterface):
         >>> model = InfViT(depth=4, num_heads=64, attention="infsa_linear")
         >>> model(torch.randn(1, 3, 256, 448)).shape
         torch.Size([1, 1000])
+        >>> mixed = InfViT(depth=3, num_heads=16, attention=["softmax", "infsa_pure", "infsa_linear"])
+        >>> mixed.attentions
+        ('softmax', 'infsa_pure', 'infsa_linear')
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class InfViT(TimmInterface):
         depth: int = 4,
         num_heads: int = 64,
         mlp_ratio: float = 4.0,
-        attention: str = "infsa_linear",
+        attention: str | Sequence[str] = "infsa_linear",
         attention_options: dict[str, Any] | None = None,
         attention_grid: tuple[int, int] | None = None,
         gamma: float | None = None,
@@ -109,10 +112,11 @@ class InfViT(TimmInterface):
         if global_pool is None:
             global_pool = "token" if class_token else "avg"
         check_options(arguments | {"global_pool": global_pool})
-
+        layers = layer_names(attention, depth)
+        arguments["attention"] = short_names(layers)
         self.num_classes, self.global_pool, self.in_chans = num_classes, global_pool, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.num_heads, self.attention = num_heads, attention
+        self.num_heads = num_heads
         self.has_class_token = class_token
         self.num_prefix_tokens = int(class_token) + reg_tokens
         self.gamma = 0.7 if gamma is None else gamma
@@ -133,7 +137,7 @@ class InfViT(TimmInterface):
 
         self.attention_grid = tuple(attention_grid or self.patch_embed.grid_size)
         chosen = {"learn_gamma": learn_gamma, "activation": activation, "dropout": attn_drop_rate}
-        options = dict(attention_options or {}) | {name: value for name, value in chosen.items() if value}
+        options = layer_options(layers, attention_options, {name: value for name, value in chosen.items() if value})
         shared = {"grid": self.attention_grid, "num_prefix": self.num_prefix_tokens, **factory}
         hidden = int(embed_dim * mlp_ratio)
         self.blocks = nn.ModuleList()
@@ -141,12 +145,12 @@ class InfViT(TimmInterface):
             if mlla_block:
                 self.blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
                 continue
-            own = {"gamma": self.layer_gamma(layer)} if attention in WITH_DECAY else {}
-            if attention == "performer":
+            name = layers[layer - 1]
+            own = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
+            if name == "performer":
                 own["seed"] = layer  # every layer its own random features
-            attn = create_attention(
-                attention, embed_dim, num_heads, extra_proj=paper_params, **shared, **{**own, **options}
-            )
+            own |= {**shared, **options[name]}
+            attn = create_attention(name, embed_dim, num_heads, extra_proj=paper_params, **own)
             rates: dict[str, Any] = {"dropout": proj_drop_rate, "drop_path": rate, "mlp_chunk": mlp_chunk}
             unread = readout == "series" and layer == depth  # the series ends before the last MLP
             self.blocks.append(Block(embed_dim, attn, hidden=0 if unread else hidden, **rates, **factory))
@@ -159,6 +163,17 @@ class InfViT(TimmInterface):
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Linear(embed_dim, num_classes, **factory) if num_classes else nn.Identity()
         self.init_weights()
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """The mechanism of every layer."""
+        return layer_names(self.arguments["attention"], len(self.blocks))
+
+    @property
+    def attention(self) -> str:
+        """The mechanism of all layers; in a mixed model their names, in order."""
+        names = self.arguments["attention"]
+        return names if isinstance(names, str) else ", ".join(names)
 
     def layer_gamma(self, layer: int) -> float:
         """γ of layer 1, 2, ...: γ, or γ^l if the decay is geometric."""
@@ -264,24 +279,6 @@ class InfViT(TimmInterface):
         if positions is not None and tokens:
             tokens = [torch.cat(tokens, 1) + positions]
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], 1)
-
-    def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
-    ) -> None:
-        """Make another image or patch size the base, resizing learned positions and patch weights."""
-        before = self.patch_embed.grid_size
-        img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
-        self.feature_info = [{**info, "reduction": self.patch_embed.feat_ratio()} for info in self.feature_info]
-        self.arguments |= {
-            "img_size": self.patch_embed.img_size,
-            "patch_size": self.patch_embed.patch_size,
-            "attention_grid": self.attention_grid,  # tables of the mechanisms stay as they are
-        }
-        grid = self.patch_embed.grid_size
-        if self.pos_embed is not None and grid != before:
-            table = resize_table(self.pos_embed.detach(), before, grid, self.num_prefix_tokens)
-            self.pos_embed = nn.Parameter(table)
 
     # Forward
 
@@ -395,10 +392,3 @@ class InfViT(TimmInterface):
     ) -> Tensor:
         """Where the model looks, (B, h, w), each map summing to 1; see :func:`infsa.models.maps.attention_maps`."""
         return attention_maps(self, images, layer=layer, head=head, method=method, **options)
-
-
-def init_linear(module: nn.Linear) -> None:
-    """Truncated normal weights, σ = 0.02, and zero biases."""
-    nn.init.trunc_normal_(module.weight, std=0.02)
-    if module.bias is not None:
-        nn.init.zeros_(module.bias)

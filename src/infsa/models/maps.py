@@ -53,9 +53,10 @@ class Reading:
                 f"got num_classes={model.num_classes!r} and global_pool={model.global_pool!r}"
             )
         last = self.layer % depth
-        for block in model.blocks[: last + 1]:
-            with_map(block)
-        return range(0 if self.method in OVER_LAYERS else last, last + 1)
+        places = range(0 if self.method in OVER_LAYERS else last, last + 1)
+        for place in places:
+            with_map(model.blocks[place])
+        return places
 
 
 def attention_maps(

@@ -8,13 +8,17 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..ops.checks import check_choice
-from .options import check_pool
+from .options import check_pool, layer_names, short_names
+from .patches import resize_table
 
 
 class TimmInterface(nn.Module):
     """The part of :class:`InfViT` that timm's feature wrappers, optimisers and training scripts call."""
 
     arguments: dict[str, Any]
+    attention_grid: tuple[int, ...]
+    feature_info: list[dict[str, Any]]
+    pos_embed: nn.Parameter | None
     blocks: nn.ModuleList
     embed_dim: int
     global_pool: str
@@ -58,6 +62,24 @@ class TimmInterface(nn.Module):
         result = list(zip(features, prefixes, strict=True)) if return_prefix_tokens else features
         return result if intermediates_only else (self.norm(final), result)
 
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Make another image or patch size the base, resizing learned positions and patch weights."""
+        before = self.patch_embed.grid_size
+        img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        self.feature_info = [{**info, "reduction": self.patch_embed.feat_ratio()} for info in self.feature_info]
+        self.arguments |= {
+            "img_size": self.patch_embed.img_size,
+            "patch_size": self.patch_embed.patch_size,
+            "attention_grid": self.attention_grid,  # tables of the mechanisms stay as they are
+        }
+        grid = self.patch_embed.grid_size
+        if self.pos_embed is not None and grid != before:
+            table = resize_table(self.pos_embed.detach(), before, grid, self.num_prefix_tokens)
+            self.pos_embed = nn.Parameter(table)
+
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
@@ -66,7 +88,12 @@ class TimmInterface(nn.Module):
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
             self.norm = nn.Identity()
-        self.arguments["depth"] = len(self.blocks)
+        names = layer_names(self.arguments["attention"], self.arguments["depth"])[: last + 1]
+        options, uniform = self.arguments["attention_options"], isinstance(self.arguments["attention"], str)
+        if options and not uniform:
+            kept = {name: table for name, table in options.items() if name in names}
+            options = kept.get(names[0]) if len(set(names)) == 1 else kept
+        self.arguments |= {"depth": last + 1, "attention": short_names(names), "attention_options": options}
         if prune_head:
             self.pre_logits = None
             self.reset_classifier(0)
