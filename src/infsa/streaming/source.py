@@ -37,6 +37,8 @@ class Source:
     opacity = True  # a channel beyond the colours is the opacity
     premultiplied = False  # the colours are multiplied with the opacity already
     overhead = 0  # bytes that the reader itself holds, beside the window
+    full_size: tuple[int, int] | None = None  # height and width of level 0, where this is another level
+    pixel_size: tuple[float, float] | None = None  # height and width of a pixel of level 0 in µm, if the file says so
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
         """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input."""
