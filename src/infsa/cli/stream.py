@@ -62,9 +62,9 @@ def _check_number(number: int | None) -> None:
         raise ValueError(f"must be 0 or more, got {number}")
 
 
-def _check_tile(tile: int | None) -> None:
-    if tile is not None and tile < 1:
-        raise ValueError(f"must be 1 or more, got {tile}")
+def _check_count(count: int | None) -> None:
+    if count is not None and count < 1:
+        raise ValueError(f"must be 1 or more, got {count}")
 
 
 def _check_seed(seed: int | None) -> None:
@@ -85,7 +85,7 @@ def stream(
         typer.Option(
             help="Side of the tiles in pixels; the result does not depend on it.",
             show_default="1024, larger on a GPU",
-            callback=checked(_check_tile),
+            callback=checked(_check_count),
         ),
     ] = None,
     memory: Annotated[
@@ -123,11 +123,26 @@ def stream(
         typer.Option(help="raise, or skip to mask tiles out that cannot be read.", callback=_one_of("raise", "skip")),
     ] = "raise",
     map_file: Annotated[
-        Path | None, typer.Option("--map", help="Write the attention map here: .tif or .zarr, with a .png beside it.")
+        Path | None,
+        typer.Option(
+            "--map", help="Write the attention map here: .ome.tif for viewers, .tif or .zarr, with a .png beside it."
+        ),
+    ] = None,
+    regions: Annotated[
+        Path | None, typer.Option(help="Write the hottest regions here, for QuPath and napari: .geojson.")
+    ] = None,
+    region_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the map that the hot patches hold.", show_default="0.2", callback=checked(_check_share)
+        ),
+    ] = None,
+    region_count: Annotated[
+        int | None, typer.Option(help="Most regions.", show_default="50", callback=checked(_check_count))
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Let --map and --code replace files of another kind.")
+        bool, typer.Option("--overwrite", help="Let --map, --regions and --code replace files of another kind.")
     ] = False,
     state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
     save_every: Annotated[
@@ -165,15 +180,18 @@ def stream(
         raise typer.BadParameter("--seed goes with --estimate")
     if save_every is not None and state is None:
         raise typer.BadParameter("--save-every goes with --state")
-    if overwrite and map_file is None and code is None:
-        raise typer.BadParameter("--overwrite goes with --map or --code")
+    if overwrite and map_file is None and code is None and regions is None:
+        raise typer.BadParameter("--overwrite goes with --map, --regions or --code")
+    rule = {name: value for name, value in (("share", region_share), ("count", region_count)) if value is not None}
+    if rule and regions is None:
+        raise typer.BadParameter(f"--region-{next(iter(rule))} goes with --regions")
     loaded = load_model(model, chosen_device(device))
     loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
     console = Console(quiet=as_json, stderr=True)
     choice = {"level": level, "series": series, "page": page, "bands": _bands(bands)}
     if estimate is not None:
-        given: dict[str, Any] = {"--map": map_file, "--code": code, "--state": state, "--scratch": scratch}
-        given |= {"--device-memory": device_memory, "--profile": profile or None}
+        given: dict[str, Any] = {"--map": map_file, "--regions": regions, "--code": code, "--state": state}
+        given |= {"--scratch": scratch, "--device-memory": device_memory, "--profile": profile or None}
         for name, value in given.items():
             if value is not None:
                 raise typer.BadParameter(f"--estimate does not go with {name}")
@@ -190,6 +208,8 @@ def stream(
             "scratch": scratch,
             "on_error": on_error,
             "map": map_file or False,
+            "regions": regions,
+            **{f"region_{name}": value for name, value in rule.items()},
             "code": code,
             "overwrite": overwrite,
             "state": state,
@@ -239,6 +259,7 @@ def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, A
         "peak_memory": result.peak_memory,
         "skipped": [str(bad) for bad in result.skipped],
         "map": None if result.map_file is None else str(result.map_file),
+        "regions": None if options["regions"] is None else str(options["regions"]),
         "code": None if options["code"] is None else str(options["code"]),
         "predictions": _predictions(model, result.logits),
         "logits": result.logits[0].tolist(),

@@ -19,6 +19,7 @@ class ChosenBands(Source):
         self.itemsize, self.model_input, self.overhead = source.itemsize, source.model_input, source.overhead
         self.bands, self.sequential = source.bands, source.sequential
         self.unit, self.per_reader = source.unit, source.per_reader
+        self.full_size, self.pixel_size = source.full_size, source.pixel_size
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
         """A window of the chosen channels."""

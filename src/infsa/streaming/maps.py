@@ -18,11 +18,12 @@ from ..files import write_atomically
 from ..ops.linear.state import key_scores
 from .engine import Engine
 from .network import Network, attention
+from .ome_tiff import BLOCK, as_tiles, is_ome, write_ome
+from .placement import Placement
 from .places import MARK
 from .readers import needed
 from .tiles import Tile
 
-BLOCK = 256  # rows and columns of a tile or chunk of a written map
 OVERVIEW = 1024  # longest side of the overview
 
 Map = NDArray[np.float32]
@@ -42,6 +43,7 @@ class MapPass:
     def __init__(self, engine: Engine, layer: int = -1, head: int | None = None) -> None:
         self.engine, self.network = engine, engine.network
         self.layer, self.head = check_map(self.network, layer, head), head
+        self.values: Map | None = None  # once it was asked for as a whole
 
     @torch.no_grad()
     def tiles(self) -> Iterator[tuple[Tile, Map]]:
@@ -65,6 +67,9 @@ class MapPass:
 
     def blocks(self) -> Iterator[Map]:
         """The map as blocks of ``BLOCK`` whole rows, from the top; the last may be shorter."""
+        if self.values is not None:
+            yield from (self.values[row : row + BLOCK] for row in range(0, len(self.values), BLOCK))
+            return
         width = self.network.grid[1]
         waiting: list[Map] = []
         band: Map | None = None
@@ -84,14 +89,22 @@ class MapPass:
 
     def array(self) -> Map:
         """The whole map in memory, (h, w)."""
-        return np.concatenate(list(self.blocks()))
+        if self.values is None:
+            self.values = np.concatenate(list(self.blocks()))
+        return self.values
+
+    def placement(self) -> Placement:
+        """Where its patches lie in the image."""
+        return Placement.of(self.engine.feed.source, self.network.tiling.patch)
 
     def write(self, path: str | Path) -> Path:
-        """Write the map as tiled TIFF or Zarr, by the ending, with an overview beside it; return its path."""
+        """Write the map as OME-TIFF, tiled TIFF or Zarr, by the ending, with an overview beside it; return its path."""
         path = Path(path)
         overview = Overview(self.network.grid)
         if path.suffix == ".zarr":
             self._write_zarr(path, overview)
+        elif is_ome(path):
+            write_ome(path, overview.along(self.blocks()), self.network.grid, self.placement())
         else:
             self._write_tiff(path, overview)
         mark = PngInfo()
@@ -103,16 +116,16 @@ class MapPass:
         tifffile = needed("tifffile", "tifffile", f"writing {path.name}")
         height, width = self.network.grid
 
-        def pieces() -> Iterator[Map]:
-            for block in self.blocks():
-                overview.add(block)
-                padded = np.pad(block, ((0, BLOCK - len(block)), (0, -width % BLOCK)))
-                yield from np.split(padded, padded.shape[1] // BLOCK, axis=1)
-
         def write(aside: Path) -> None:
             with tifffile.TiffWriter(aside, bigtiff=height * width * 4 > 2**31) as file:
                 options: dict[str, Any] = {"shape": (height, width), "dtype": np.float32, "tile": (BLOCK, BLOCK)}
-                file.write(pieces(), **options, compression="zlib", photometric="minisblack", software=MARK)
+                file.write(
+                    as_tiles(overview.along(self.blocks())),
+                    **options,
+                    compression="zlib",
+                    photometric="minisblack",
+                    software=MARK,
+                )
 
         write_atomically(path, write)
 
@@ -125,8 +138,7 @@ class MapPass:
             chunks = (min(BLOCK, height), min(BLOCK, width))
             array = zarr.create_array(str(aside), shape=(height, width), chunks=chunks, dtype="float32")
             array.attrs["software"] = MARK
-            for index, block in enumerate(self.blocks()):
-                overview.add(block)
+            for index, block in enumerate(overview.along(self.blocks())):
                 array[index * BLOCK : index * BLOCK + len(block)] = block
             if path.exists():  # an older map, which makes room in one step
                 path.rename(older)
@@ -177,6 +189,12 @@ class Overview:
         columns = padded.reshape(len(block), -1, self.factor).sum(2)
         np.add.at(self.sums, (self.row + np.arange(len(block))) // self.factor, columns)
         self.row += len(block)
+
+    def along(self, blocks: Iterator[Map]) -> Iterator[Map]:
+        """The blocks of a map, each added as it passes."""
+        for block in blocks:
+            self.add(block)
+            yield block
 
     def picture(self) -> Image.Image:
         """Grey values up to the 99.9th percentile."""

@@ -13,29 +13,44 @@ from .readers import needed
 from .scene import check_code_path
 
 MARK = "infsa"  # in the software field of maps and their overviews
+REGIONS_MARK = f'{{"type": "FeatureCollection", "generator": "{MARK}"'  # how a file of regions begins
 
 
 def check_outputs(
-    image: str, map: Path | None, code: Path | None, state: Path | None, *, overwrite: bool = False
+    image: str,
+    map: Path | None,
+    code: Path | None,
+    state: Path | None,
+    regions: Path | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Refuse, before any work, files that could not be written or that would replace something else.
 
     Args:
         image: name of the source.
-        map: ``.tif``, ``.tiff`` or ``.zarr``, with an overview beside it.
+        map: ``.ome.tif``, ``.tif``, ``.tiff`` or ``.zarr``, with an overview beside it.
         code: ``.safetensors``.
         state: any name; a state of another stream is refused when it is read.
+        regions: ``.geojson``.
         overwrite: replace files that are no such results.
     """
     if map is not None:
         check_map_path(map, image, overwrite)
+        if map.suffix != ".zarr":
+            needed("tifffile", "tifffile", f"writing {map.name}")
     if code is not None:
         check_place(code, image)
         check_code_path(code, overwrite)
     if state is not None:
         check_place(state, image)
+    if regions is not None:
+        if regions.suffix.lower() != ".geojson":
+            raise ValueError(f"regions are written as .geojson, got {regions.name}")
+        check_place(regions, image)
+        refuse_existing(regions, "a file of regions", _is_regions, overwrite)
     overview = None if map is None else map.with_suffix(".png")
-    named = [place.resolve() for place in (map, overview, code, state) if place is not None]
+    named = [place.resolve() for place in (map, overview, code, state, regions) if place is not None]
     for place in named:
         if named.count(place) > 1:
             raise ValueError(f"{place} is named for two results")
@@ -99,6 +114,11 @@ def _is_zarr_map(path: Path) -> bool:
         return bool(zarr.open_array(str(path), mode="r").attrs.get("software") == MARK)
     except Exception:  # anything but a Zarr array raises almost anything
         return False
+
+
+def _is_regions(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(REGIONS_MARK)) == REGIONS_MARK.encode()
 
 
 def _is_overview(path: Path) -> bool:

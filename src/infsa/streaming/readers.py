@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .placement import micrometres, pair
 from .source import Pixels, Source
 
 TIFFS = (".tif", ".tiff", ".btf", ".tf2", ".tf8", ".ptif")
@@ -77,6 +78,9 @@ class SlideSource(Source):
             raise ValueError(f"{path} has {self.slide.level_count} levels, got level={level}")
         self.width, self.height = self.slide.level_dimensions[level]
         self.scale = self.slide.level_downsamples[level]
+        self.full_size = self.slide.dimensions[::-1]
+        told = self.slide.properties.get
+        self.pixel_size = pair(*(micrometres(told(f"openslide.mpp-{axis}")) for axis in ("y", "x")))
 
     def _open(self) -> Any:
         try:

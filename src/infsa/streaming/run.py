@@ -16,8 +16,10 @@ from .engine import Engine, Report
 from .feed import BadTile, Feed
 from .maps import MapPass, check_map
 from .network import Network
+from .placement import Placement
 from .places import check_outputs
 from .plan import Plan, plan, stored_bytes, tile_side, working_bytes
+from .regions import COUNT, SHARE, Region, check_rule, find_regions, write_regions
 from .scene import SceneCode
 from .source import Colours, Source, open_source
 from .state import StateFile
@@ -50,6 +52,11 @@ class StreamResult:
             self._map = MapPass(self._engine, *self._map_of).array()
         return self._map
 
+    def regions(self, share: float = SHARE, count: int = COUNT) -> list[Region]:
+        """The hottest regions of the map, by the rule of :func:`infsa.streaming.find_regions`."""
+        network = self._engine.network
+        return find_regions(self.map, Placement.of(self._engine.feed.source, network.tiling.patch), share, count)
+
     def region(self, top: int, left: int, bottom: int, right: int) -> Tensor:
         """Dense features of the patches that a box of pixels touches: (rows, columns, D)."""
         network = self._engine.network
@@ -74,6 +81,9 @@ def stream(
     map: bool | str | Path = False,
     layer: int = -1,
     head: int | None = None,
+    regions: str | Path | None = None,
+    region_share: float = SHARE,
+    region_count: int = COUNT,
     code: str | Path | None = None,
     overwrite: bool = False,
     state: str | Path | None = None,
@@ -102,11 +112,15 @@ def stream(
         page: of a series, a GIF or a WebP.
         bands: the channels to take, counted from 0; all if not given.
         on_error: ``"raise"``, or ``"skip"`` to mask tiles out that cannot be read, as ``patch_mask`` would.
-        map: True for an attention map in memory, a path for a ``.tif`` or ``.zarr`` file with an overview beside it.
+        map: True for an attention map in memory, a path for a file with an overview beside it: ``.ome.tif`` for
+            viewers, ``.tif`` or ``.zarr``.
         layer: of the map, from the end if negative.
         head: of the map; None for the mean over heads.
+        regions: a ``.geojson`` file for the hottest regions of the map, which is then held in memory.
+        region_share: what the hot patches hold of the map, as in :func:`infsa.streaming.find_regions`.
+        region_count: most regions.
         code: a ``.safetensors`` file for the scene code.
-        overwrite: let the map and the code replace files that are no maps and codes.
+        overwrite: let the map, the regions and the code replace files of other kinds.
         state: a file from which a killed stream goes on, to the same bits; removed when all results are written. If
             it cannot be written, a warning says so and the stream goes on.
         save_every: least seconds between two savings of it.
@@ -121,17 +135,20 @@ def stream(
     network, feed = prepare(model, opened, side)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
-    check_map(network, layer, head) if map else None
-    places = (None if isinstance(map, bool) else Path(map), *(None if p is None else Path(p) for p in (code, state)))
+    check_map(network, layer, head) if map or regions else None
+    check_rule(region_share, region_count)
+    written = (None if isinstance(map, bool) else map, code, state, regions)
+    places = [None if place is None else Path(place) for place in written]
     check_outputs(opened.name, *places, overwrite=overwrite)
     needs = working_bytes(network), stored_bytes(network)
     laid = plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
     spill = next(iter(laid.stores(network)), None)
     engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
-    engine.extra_passes = int(bool(map))
+    engine.extra_passes = int(bool(map or regions))
     file = None if state is None else StateFile(state, model, save_every)
     try:
-        return _run(engine, file, map, (layer, head), places[1], laid)
+        rule = None if places[3] is None else (places[3], region_share, region_count)
+        return _run(engine, file, map, (layer, head), places[1], rule, laid)
     finally:
         if spill is not None:
             spill.close()
@@ -172,6 +189,7 @@ def _run(
     map: bool | str | Path,
     map_of: tuple[int, int | None],
     code: Path | None,
+    regions: tuple[Path, float, int] | None,
     laid: Plan,
 ) -> StreamResult:
     start = None
@@ -182,10 +200,12 @@ def _run(
     try:
         if code is not None:
             engine.code.save(code, overwrite=True)  # the place was checked before the first pass
-        if map is True:
-            values = MapPass(engine, *map_of).array()
-        elif map:
-            map_file = MapPass(engine, *map_of).write(Path(map))
+        if map or regions:
+            found = MapPass(engine, *map_of)
+            values = found.array() if map is True or regions else None
+            map_file = None if isinstance(map, bool) else found.write(Path(map))
+            if regions is not None and values is not None:
+                write_regions(regions[0], find_regions(values, found.placement(), *regions[1:]))
     except OSError as error:
         if file is None or not file.path.exists():
             raise

@@ -39,6 +39,8 @@ class Source:
     overhead = 0  # bytes that the reader itself holds, beside the window
     per_reader = 0  # bytes that each thread beyond two adds to it
     unit = 1  # rows that decode together, where whole bands are read
+    full_size: tuple[int, int] | None = None  # height and width of level 0, where this is another level
+    pixel_size: tuple[float, float] | None = None  # height and width of a pixel of level 0 in µm, if the file says so
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels | Tensor:
         """A window: (h, w, c) pixels of uint8, uint16 or floating in [0, 1], or (c, h, w) model input."""

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from .placement import tiff_pixel_size
 from .readers import needed, one_line
 from .source import Source
 from .tiff_page import TiffSource
@@ -26,6 +27,10 @@ def open_tiff(path: Path, level: int = 0, series: int | None = None, page: int |
         with tifffile.TiffFile(path) as file:
             chosen, plane, said = _choose(file, level, series, page)
             source = TiffSource(path, chosen, tifffile, plane)
+            if page is None or series is not None or len(file.series) == 1:
+                whole = file.series[series or 0]
+                source.full_size = whole.levels[0].keyframe.shaped[2:4]
+                source.pixel_size = tiff_pixel_size(file, series or 0, whole.keyframe)
     except Exception as error:  # a damaged file raises almost anything from inside tifffile
         raise ValueError(f"{path}: {one_line(error)}") from error
     if said:

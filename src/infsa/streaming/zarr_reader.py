@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .placement import micrometres, pair
 from .readers import needed, one_line
 from .source import Pixels, Source, check_pixel_type, from_array
 
@@ -58,7 +59,24 @@ def _open_image(group: Any, name: str, level: int) -> Source:
         raise ValueError(f"{name} has no OME-Zarr image that can be read: {one_line(error)}") from error
     if not arrays:
         raise ValueError(f"{name} has {len(levels)} levels, got level={level}")
-    return AxesSource(arrays[0], axes, name)
+    source = AxesSource(arrays[0], axes, name)
+    source.full_size, source.pixel_size = _measures(group, scales[0], axes)
+    return source
+
+
+def _measures(group: Any, scale: Any, axes: list[str]) -> tuple[tuple[int, int], tuple[float, float] | None]:
+    """Height and width of level 0 in pixels, and those of a pixel of it in µm if the file says so."""
+    first = scale["datasets"][0]
+    y, x = axes.index("y"), axes.index("x")
+    shape = group[first["path"]].shape
+    lengths: list[float | None] = []
+    for place in (y, x):
+        try:
+            step = first["coordinateTransformations"][0]["scale"][place]
+            lengths.append(micrometres(step, scale["axes"][place]["unit"]))
+        except (KeyError, TypeError, IndexError):
+            lengths.append(None)
+    return (shape[y], shape[x]), pair(*lengths)
 
 
 class AxesSource(Source):
