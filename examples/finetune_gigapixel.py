@@ -3,8 +3,8 @@
     python examples/finetune_gigapixel.py orion.jpg=12 slide.tif=3 --steps 2 --memory 4GiB --out runs/tuned
 
 Each image is named with the number of its class. Only the last blocks and the classifier are trained by default. Every
-step takes all images, tile by tile, and prints the loss, megapixels per second (of the image, all passes together), what
-most of the time went to, and the peak memory.
+step takes all images, tile by tile, and prints the loss, megapixels of the image per second, what most of the time went
+to, and the peak memory.
 """
 
 import argparse

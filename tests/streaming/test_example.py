@@ -1,4 +1,4 @@
-"""Examples that train by streaming: train_on_slides.py on a folder with labels, finetune_gigapixel.py on a few files."""
+"""Examples that train by streaming: a folder of images with labels, and a few large files."""
 
 import importlib.util
 from pathlib import Path
