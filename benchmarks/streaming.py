@@ -163,7 +163,8 @@ began = time.perf_counter()
 logits = infsa.stream(model, sys.argv[1], tile=int(sys.argv[3]), strategy=sys.argv[4]).logits[0].tolist()
 seconds = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"version": infsa.__version__, "code": infsa.__file__, "seconds": seconds, "peak": peak, "logits": logits}))
+facts = {"version": infsa.__version__, "code": infsa.__file__}
+print(json.dumps({**facts, "seconds": seconds, "peak": peak, "logits": logits}))
 """
 
 

@@ -52,6 +52,17 @@ def test_table(image, monkeypatch, capsys):
     assert "s per megapixel" in out
 
 
+def test_profile(image, monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, "stream", str(image), "--tile", "64", "--profile")
+    assert code == 0
+    assert err.startswith("tiles of 64 × 64 px (as asked), 64 tokens each; ")
+    assert all(stage in out for stage in ("disk", "decoding", "copying", "computing", "Mpx/s"))
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--tile", "64", "--profile", "--json")
+    record = json.loads(out)
+    assert set(record["profile"]["waited"]) == {"disk", "decoding", "copying", "computing"}
+    assert "in host memory" in record["plan"]
+
+
 def test_estimate(image, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--estimate", "0.1", "--tile", "16", "--json")
     assert code == 0
@@ -80,6 +91,8 @@ def test_estimate(image, monkeypatch, capsys):
         (["--model", "vit_tiny"], 1, "got attention='softmax'"),
         (["--map", "map.jpg"], 1, "map.jpg"),
         (["--estimate", "0.5", "--map", "map.tif"], 2, "--estimate does not go with --map"),
+        (["--estimate", "0.5", "--profile"], 2, "--estimate does not go with --profile"),
+        (["--device-memory", "1GiB", "--device", "cpu"], 1, "device_memory='1GiB' needs a model on a GPU"),
         (["--estimate", "0.5", "--on-error", "skip"], 2, "--estimate does not go with"),
         (["--series", "-1"], 2, "got -1"),
         (["--series", "1"], 1, "series chooses an image of a TIFF, got series=1"),

@@ -1,4 +1,4 @@
-"""examples/train_on_slides.py: a folder of images with labels becomes a model that knows its questions."""
+"""Examples that train by streaming: a folder of images with labels, and a few large files."""
 
 import importlib.util
 from pathlib import Path
@@ -24,8 +24,8 @@ def slides(folder, labels):
     return folder
 
 
-def run(*arguments):
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+def run(*arguments, example=EXAMPLE):
+    spec = importlib.util.spec_from_file_location(example.stem, example)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main([str(argument) for argument in arguments])
@@ -53,3 +53,17 @@ def test_a_folder_of_slides_is_trained_and_saved(tmp_path, capsys):
 def test_labels_that_do_not_fit_are_refused(tmp_path, labels, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(slides(tmp_path / "slides", labels), "--out", tmp_path / "model", *SMALL)
+
+
+def test_a_gigapixel_example_says_its_speed_and_memory(tmp_path, capsys):
+    folder = slides(tmp_path / "slides", "")
+    images = [f"{folder / '0.tif'}=3", f"{folder / '1.tif'}=7"]
+    run(*images, "--steps", "2", "--tile", "32", "--device", "cpu", "--out", tmp_path / "model",
+        example=EXAMPLE.with_name("finetune_gigapixel.py"))  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all("Mpx/s" in line and "peak" in line for line in lines[:4])
+    assert float(lines[2].split("loss ")[1].split(",")[0]) < float(lines[0].split("loss ")[1].split(",")[0])
+    load_model(tmp_path / "model")
+    with pytest.raises(ValueError, match="FILE=CLASS"):
+        run("0.tif", "--device", "cpu", example=EXAMPLE.with_name("finetune_gigapixel.py"))
