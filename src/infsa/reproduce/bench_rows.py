@@ -14,7 +14,7 @@ from .sources import Sources
 OURS = {name: name for name in NINE} | {"softmax": "softmax-naive"}  # the paper's is unfused
 PURE_NAIVE = "infsa_pure-naive"
 A100 = "an A100 with 40 GB"
-LESS_WORK = 0.25  # of the multiply-adds: an image so much smaller tells what a call costs without its work
+LESS_WORK = 0.3  # of the multiply-adds: an image so much smaller tells what a call costs without its work
 SAME_TIME = 2 / 3  # of the time: from here on the work is not what takes it
 Row = dict[str, Any]
 Value = Callable[[Row], float]
@@ -64,7 +64,7 @@ def noise(row: Row) -> float:
 def launch_bound(sources: Sources, row: Row) -> bool:
     """Whether launches and other fixed costs of a call, not its work, make an eager row's time.
 
-    They do if a smaller image with at most a quarter of the multiply-adds takes at least two thirds as long, or if the
+    They do if a smaller image with at most 30 % of the multiply-adds takes at least two thirds as long, or if the
     4-layer model at the same size is launch-bound: 24 layers launch the same kernels per layer, with as much work.
     """
     case = row["case"]

@@ -45,6 +45,45 @@ def sharper(name: str, sources: Sources) -> Reading:
     return Reading(mean, error, setting, f"{a:.1f} % against {b:.1f} %")
 
 
+def head_distances(sources: Sources) -> dict[str, Any]:
+    """One minus the mean cosine of the weights of two heads of the Linear model, by photograph."""
+
+    def compute() -> dict[str, Any]:
+        import torch
+
+        from ..evaluate.alignment import captured
+        from ..evaluate.maps import model_input
+        from ..models import create_model
+        from ..report.photographs import certain_images
+
+        model = create_model("infvit_linear_tiny", pretrained=True).eval()
+        found, heads = [], 0
+        for image in certain_images().values():
+            with captured(model) as inputs, torch.no_grad():
+                model(model_input(model, image, (64, 64)))
+                seen = [model.get_submodule(name).weights(x, (8, 8))[0] for name, x in inputs.items()]
+            cosines = []
+            for weights in seen:  # (H, 1, N)
+                unit = torch.nn.functional.normalize(weights.flatten(1).double(), dim=1)
+                heads = len(unit)
+                cosines.append(float((unit @ unit.T).sum() - heads) / (heads * (heads - 1)))
+            found.append(1 - sum(cosines) / len(cosines))
+        return {"distances": found, "heads": heads}
+
+    try:
+        return sources.computed("heads", {"weights": shipped_digest()}, compute)
+    except ImportError as error:
+        raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
+
+
+def modes(sources: Sources) -> Reading:
+    """How different the heads of the shipped Linear model are."""
+    found = head_distances(sources)
+    mean, error = stratified({"photographs": found["distances"]})
+    setting = f"shipped weights, {len(found['distances'])} photographs"
+    return Reading(mean, error, setting, f"{found['heads']} heads, mean over layers; the paper has 64 heads")
+
+
 def comparison() -> list[Claim]:
     """How many patches hold half of a map's weight: fewer is sharper."""
     return [

@@ -9,6 +9,7 @@ from ..graph import AttentionGraph, five_token_graph
 from ..nn import LinearInfSA, PureInfSA
 from ..ops import LinearState, energies
 from .claims import Claim, Reading
+from .shipped import modes
 from .sources import Sources, paper
 
 EXACT = 1e-12  # relative difference of two ways to compute the same in float64
@@ -93,9 +94,11 @@ def method() -> list[Claim]:
         return Reading(float(sizes[0] == sizes[1]), setting=setting, detail=f"{sizes[0]} numbers", same=True)
 
     span = paper()["method"]["span"]
+    different = "heads are different centrality modes: 1 - cosine of two heads' weights"
     return [
         Claim("both variants are drop-in: same shapes in and out", "statement", 1, drop_in),
         Claim("dimensions that 64 Linear heads span over tokens", "value", span, partial(rank, "rank_linear"), "", 0.5),
         Claim("dimensions that 64 Linear heads span over images", "value", span, partial(rank, "rank_images"), "", 0.5),
+        Claim(different, "difference", None, modes),
         Claim("the auxiliary state does not grow with N", "statement", 1, state),
     ]
