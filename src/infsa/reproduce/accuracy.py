@@ -21,7 +21,7 @@ def accuracy_gap(first: str, second: str, sources: Sources) -> Reading:
     value, error = difference(*strata)
     a, b = (stratified(found)[0] for found in strata)
     detail = f"{a:.1f} against {b:.1f}"
-    setting = trained(sources, (first, second))
+    setting = trained(sources)
     return Reading(value, error, setting, detail, needs=IMAGENET, file=", ".join(SHARDS))
 
 

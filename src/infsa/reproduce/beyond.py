@@ -26,7 +26,7 @@ def above_uniform(sources: Sources) -> Reading:
     """How much nearer a is to the Perron vector than the uniform vector."""
     value, error = difference(aligned(sources, "cosine"), aligned(sources, "cosine", "uniform"))
     uniform, _ = stratified(aligned(sources, "cosine", "uniform"))
-    setting = trained(sources, ["infsa_linear"])
+    setting = trained(sources)
     return Reading(value, error, setting, f"the uniform vector has {uniform:.3f}", file=ALIGNMENT)
 
 

@@ -104,14 +104,26 @@ def open_lines(rows: list[Row]) -> str:
     for (verdict, why), groups in reasons.items():
         parts = []
         for group, found in groups.items():
-            items = ", ".join(f"{_short(row, group)} ({said(row)} → {ours(row)})" for row in found)
+            items = ", ".join(f"{_short(row, group)} ({both(row)})" for row in found)
             parts.append(f"{group}: {items}" if group else items)
         lines.append(f"- **{verdict}** ({why}): {'; '.join(parts)}\n")
-    return "".join(lines).replace(" → –)", ")")
+    return "".join(lines)
+
+
+def both(row: Row) -> str:
+    """The paper's number and ours, without errors; the paper's alone where ours cannot be compared."""
+    if row["verdict"] == UNTESTABLE or row["paper"] is None:
+        return said(row) if row["paper"] is not None else shown(row["ours"], row)
+    return f"{shown(row['paper'], {**row, 'unit': ''})}→{shown(row['ours'], row)}"
 
 
 def _short(row: Row, group: str) -> str:
     return str(row["claim"].removesuffix(group).strip(" ,")) if group else str(row["claim"])
+
+
+def judged(row: Row) -> str:
+    """The verdict, and its reason where the columns do not show it."""
+    return f"**{row['verdict']}**" + (f", {row['why']}" if row["kind"] in ("ratio", "difference") else "")
 
 
 def section(name: str, target: dict[str, Any], letters: dict[str, str]) -> str:
@@ -122,7 +134,7 @@ def section(name: str, target: dict[str, Any], letters: dict[str, str]) -> str:
     parts = [f"## {name}\n\n{target['title']} ({target['source']}).{under}\n"]
     decided = [row for row in rows if row["verdict"] not in OPEN]
     if decided:
-        cells = [[row["claim"], said(row), ours(row), f"**{row['verdict']}**: {row['why']}"] for row in decided]
+        cells = [[row["claim"], said(row), ours(row), judged(row)] for row in decided]
         escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells]
         parts.append(Table(COLUMNS[:4], escaped).markdown())
     pending = open_lines([row for row in rows if row["verdict"] in OPEN])
@@ -144,7 +156,7 @@ def page(ledger: Ledger) -> str:
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",
         "".join(f"- {letter}: {name}\n" for name, letter in letters.items()),
-        "Below the tables, what could not be decided: paper → ours.\n",
+        "Below the tables, what could not be decided (paper→ours).\n",
         *(section(name, target, letters) for name, target in ledger["targets"].items()),
         "## Beyond the paper\n",
         "Checks of our own; no verdicts, not counted.\n",

@@ -53,7 +53,7 @@ def percent(sources: Sources, group: str, metric: str) -> Strata:
 def value_of(group: str, metric: str, sources: Sources) -> Reading:
     """A quality number of one mechanism."""
     value, error = stratified(percent(sources, group, metric))
-    return Reading(value, error, trained(sources, LABELS), needs=IMAGENET, file=QUALITY)
+    return Reading(value, error, trained(sources), needs=IMAGENET, file=QUALITY)
 
 
 def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
@@ -61,7 +61,7 @@ def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
     strata = [percent(sources, group, metric) for group in (first, second)]
     value, error = difference(*strata)
     a, b = (stratified(found)[0] for found in strata)
-    return Reading(value, error, trained(sources, LABELS), f"{a:.1f} against {b:.1f}", needs=IMAGENET, file=QUALITY)
+    return Reading(value, error, trained(sources), f"{a:.1f} against {b:.1f}", needs=IMAGENET, file=QUALITY)
 
 
 def quality() -> list[Claim]:
@@ -145,7 +145,7 @@ def alignment() -> list[Claim]:
 
     def read(measure: str, sources: Sources) -> Reading:
         value, error = stratified(aligned(sources, measure))
-        setting = trained(sources, ["infsa_linear"])
+        setting = trained(sources)
         return Reading(value, error, setting, "all layers", needs=IMAGENET, file=ALIGNMENT)
 
     def degenerate(sources: Sources) -> Reading:
@@ -153,7 +153,7 @@ def alignment() -> list[Claim]:
         value, error = stratified(runs)
         counts = [layer["degenerate"] for run in sources.file(ALIGNMENT)["runs"].values() for layer in run["layers"].values() if run["group"] == "infsa_linear"]  # fmt: skip  # noqa: E501
         detail = f"none in {counts.count(0)} of {len(counts)} samples of {said['samples']}"
-        return Reading(value, error, trained(sources, ["infsa_linear"]), detail, needs=IMAGENET, file=ALIGNMENT)
+        return Reading(value, error, trained(sources), detail, needs=IMAGENET, file=ALIGNMENT)
 
     return [
         *(
