@@ -4,7 +4,7 @@ from typing import Any
 
 from ..report.bench_tables import number
 from ..report.table import Table
-from .claims import INCONCLUSIVE, UNTESTABLE, VERDICTS
+from .claims import INCONCLUSIVE, LAUNCH_BOUND, UNTESTABLE, VERDICTS
 
 Ledger = dict[str, Any]
 Row = dict[str, Any]
@@ -106,7 +106,8 @@ def open_lines(rows: list[Row]) -> str:
         for group, found in groups.items():
             items = ", ".join(f"{_short(row, group)} ({both(row)})" for row in found)
             parts.append(f"{group}: {items}" if group else items)
-        lines.append(f"- **{verdict}** ({why}): {'; '.join(parts)}\n")
+        reason = "launch-bound, rule 7" if why == LAUNCH_BOUND else why
+        lines.append(f"- **{verdict}** ({reason}): {'; '.join(parts)}\n")
     return "".join(lines)
 
 
@@ -119,6 +120,11 @@ def both(row: Row) -> str:
 
 def _short(row: Row, group: str) -> str:
     return str(row["claim"].removesuffix(group).strip(" ,")) if group else str(row["claim"])
+
+
+def compact(table: Table) -> str:
+    """A table in Markdown without the spaces around its bars."""
+    return table.markdown().replace(" | ", "|").replace("| ", "|").replace(" |\n", "|\n")
 
 
 def judged(row: Row) -> str:
@@ -136,7 +142,7 @@ def section(name: str, target: dict[str, Any], letters: dict[str, str]) -> str:
     if decided:
         cells = [[row["claim"], said(row), ours(row), judged(row)] for row in decided]
         escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells]
-        parts.append(Table(COLUMNS[:4], escaped).markdown())
+        parts.append(compact(Table(COLUMNS[:4], escaped)))
     pending = open_lines([row for row in rows if row["verdict"] in OPEN])
     return "\n".join([*parts, *([pending] if pending else [])])
 
@@ -160,6 +166,6 @@ def page(ledger: Ledger) -> str:
         *(section(name, target, letters) for name, target in ledger["targets"].items()),
         "## Beyond the paper\n",
         "Checks of our own; no verdicts, not counted.\n",
-        Table(["check", "ours", "detail"], beyond).markdown(),
+        compact(Table(["check", "ours", "detail"], beyond)),
         f"Result files read: {files}. Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n",
     ])  # fmt: skip

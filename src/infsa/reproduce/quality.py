@@ -11,7 +11,7 @@ from .errors import difference, stratified
 from .sources import Sources, paper
 
 QUALITY, ALIGNMENT = "attention-quality.json", "alignment.json"
-IMAGENET = "ImageNet-1K and 300 epochs of training for every model"
+IMAGENET = "300 epochs of ImageNet-1K for every model"
 LABELS = {"softmax": "Standard ViT", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear InfSA"}
 RULE_OF_THREE = 3.0  # cases that a count of none is compatible with, at 95 %
 Run = dict[str, Any]
