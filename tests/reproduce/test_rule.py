@@ -80,7 +80,12 @@ def test_without_a_size_the_direction_is_the_claim(value, error, same):
 
 
 def test_edges_of_the_band():
-    assert [verdict("difference", 10, x) for x in (7.99, 8.0, 12.0, 12.01)] == [PARTLY, REPRODUCED, REPRODUCED, EXCEEDED]
+    assert [verdict("difference", 10, x) for x in (7.99, 8.0, 12.0, 12.01)] == [
+        PARTLY,
+        REPRODUCED,
+        REPRODUCED,
+        EXCEEDED,
+    ]
     assert verdict("ratio", 5.5, 8.14) == EXCEEDED  # "reach only 5-6×"
     assert verdict("difference", 10, 2.0, error=1.0) == NOT  # exactly two standard errors do not exceed them
     assert verdict("difference", 2, 0.0) == NOT  # a tie without noise is no effect
@@ -96,7 +101,10 @@ def test_a_launch_bound_ratio_is_decided_only_above_the_band(paper, value, at_le
 
 
 def test_a_launch_bound_ratio_says_what_it_needs():
-    assert judge(Claim("", "ratio", 2.0, None), Reading(0.5, same=True, launch_bound=True)) == (INCONCLUSIVE, LAUNCH_BOUND)
+    assert judge(Claim("", "ratio", 2.0, None), Reading(0.5, same=True, launch_bound=True)) == (
+        INCONCLUSIVE,
+        LAUNCH_BOUND,
+    )
 
 
 @pytest.mark.parametrize(("kind", "value"), [("value", float("nan")), ("difference", float("inf")), ("ratio", 0.0)])

@@ -72,7 +72,7 @@ def launch_bound(sources: Sources, row: Row) -> bool:
         return False
     alike = [other for other in sources.bench()["rows"].values() if _alike(other, case)]
     for other in alike:
-        small = other.get("macs", 0) <= LESS_WORK * row.get("macs", 0)
+        small = 0 < other.get("macs", 0) <= LESS_WORK * row.get("macs", 0)
         if other["case"]["depth"] == case["depth"] and small and milliseconds(other) >= SAME_TIME * milliseconds(row):
             return True
     if case["depth"] <= FOUR["depth"]:

@@ -82,7 +82,9 @@ def bounded_layers(sources: Sources) -> Reading:
     largest = 0.0
     for seed in range(DRAWS):
         parts = [
-            GAMMA**layer * normalised(drawn(1000 * seed + layer, TOKENS, TOKENS)) @ drawn(2000 * seed + layer, TOKENS, 8)
+            GAMMA**layer
+            * normalised(drawn(1000 * seed + layer, TOKENS, TOKENS))
+            @ drawn(2000 * seed + layer, TOKENS, 8)
             for layer in range(1, LAYERS + 1)
         ]
         largest = max(largest, float(torch.stack(parts).sum(0).norm()) * (1 - GAMMA) / GAMMA)
