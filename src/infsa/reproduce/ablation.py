@@ -102,7 +102,8 @@ def ablation() -> list[Claim]:
         lead("|x| has the best ROC-AUC", "roc", "activation", "abs", ["relu", "gelu"]),
         Claim("epochs to convergence, γ = 0.7", "value", said["gamma"]["0.7"]["epochs"], epochs, "", 0.5),
         Claim("convergence is stable over the ablation", "statement", 1, partial(stable, "epochs", spread("epochs"))),
-        Claim("time does not depend on γ or activation", "statement", 1, partial(stable, "seconds", spread("train_ms"))),
+        Claim("time does not depend on γ or activation", "statement", 1,
+              partial(stable, "seconds", spread("train_ms"))),
         *(
             Claim(f"{mode} at 224², batch 64, γ = 0.7", "value", said["gamma"]["0.7"][f"{mode}_ms"],
                   partial(absolute, "infsa_linear", milliseconds, 224, batch, mode), "ms", 0.5)

@@ -74,7 +74,8 @@ def training_cost() -> list[Claim]:
     return [
         Claim("forward pass at 224²", "value", said["forward_gflops"], partial(total, 1e-9), "GFLOPs", 0.5),
         Claim("training", "value", said["training_flops"], partial(total, training), "FLOPs", 5e16),
-        Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs", 5e12),
+        Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs",
+              5e12),
         Claim("59 GFLOPs are owing to 64 heads", "statement", 1, by_heads),
         Claim("Linear 4L needs more FLOPs than ViT-B/16 at 224², fewer beyond about 512²", "statement", 1, crossover),
     ]  # fmt: skip

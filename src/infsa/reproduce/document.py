@@ -71,8 +71,9 @@ def summary(ledger: Ledger) -> str:
         f"**Speed.** Linear 4L against unfused softmax at 1024²: {found('fig-dashboard', 'speed-up over Standard ViT')}"
         f"; energy: {found('table1', 'InfViT Linear 4L-64H, infer 1024², less energy than Standard ViT')}; training at "
         f"512²: {found('table1', f'InfViT Linear 4L-64H, train 512², {speed}')}.",
-        f"**Memory.** Linear infers 9216² in 40 GB: {found('extreme', 'Linear 4L completes 9216² inference in 40 GB')}; "
-        f"all others run out: {found('extreme', 'all other mechanisms run out of 40 GB at 9216²')}.",
+        "**Memory.** Linear infers 9216² in 40 GB: "
+        f"{found('extreme', 'Linear 4L completes 9216² inference in 40 GB')}; all others run out: "
+        f"{found('extreme', 'all other mechanisms run out of 40 GB at 9216²')}.",
         "**Accuracy, small scale.** Above softmax: Linear "
         f"{found('table-classification', 'InfViT-Linear (4L) above a ViT of the same recipe, top-1')}; Pure "
         f"{found('table-classification', 'InfViT-Pure (4L) above a ViT of the same recipe, top-1')}.",
@@ -156,8 +157,8 @@ def page(ledger: Ledger) -> str:
         "# What of the paper was reproduced\n",
         counts_table(ledger).markdown(),
         summary(ledger),
-        "`infsa reproduce` judges every claim again from the result files; `infsa reproduce --document` writes this page "
-        "and `benchmarks/results/ledger.json`, which has the full conditions, raw values and file of every row.\n",
+        "`infsa reproduce` judges every claim again from the result files; `infsa reproduce --document` writes this "
+        "page and `benchmarks/results/ledger.json`, which has the full conditions, raw values and file of every row.\n",
         "## The rule\n",
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",

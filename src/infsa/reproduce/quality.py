@@ -79,7 +79,7 @@ def quality() -> list[Claim]:
 def curves(metrics: dict[str, str]) -> list[Claim]:
     """The values that the curves of the supplement carry."""
     return [
-        Claim(f"{LABELS[group]}, {label}", "value", values[metric], partial(value_of, group, metric), "%", 0.05, "curves")
+        Claim(f"{LABELS[group]}, {label}", "value", values[metric], partial(value_of, group, metric), "%", 0.05)
         for metric, label in metrics.items()
         for group, values in paper()["quality"]["groups"].items()
         if metric in values

@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..models.presets import SHIPPED, shipped_weights
 from .claims import Claim, Reading, Unavailable
@@ -61,7 +61,8 @@ def head_distances(sources: Sources) -> dict[str, Any]:
         for image in certain_images().values():
             with captured(model) as inputs, torch.no_grad():
                 model(model_input(model, image, (64, 64)))
-                seen = [model.get_submodule(name).weights(x, (8, 8))[0] for name, x in inputs.items()]
+                layers = dict(model.named_modules())
+                seen = [cast(Any, layers[name]).weights(x, (8, 8))[0] for name, x in inputs.items()]
             cosines = []
             for weights in seen:  # (H, 1, N)
                 unit = torch.nn.functional.normalize(weights.flatten(1).double(), dim=1)
