@@ -41,7 +41,8 @@ def classification() -> list[Claim]:
         for method, name in names.items()
     ]  # fmt: skip
     pooling = partial(accuracy_gap, "infsa_linear", "mean")
-    claims.append(Claim("Linear is not reducible to pooling: top-1 above mean pooling", "difference", None, pooling, "points"))  # fmt: skip  # noqa: E501
+    what = "Linear is not reducible to pooling: top-1 above mean pooling"
+    claims.append(Claim(what, "difference", None, pooling, "points"))
     for kind in ("Linear", "Pure"):
         four, deep = (rows[f"InfViT-{kind} ({depth})"]["imagenet_1k"] for depth in ("4L", "24L"))
         what, read = f"InfViT-{kind}, 24L above 4L, top-1", partial(unavailable, IMAGENET)

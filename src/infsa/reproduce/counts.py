@@ -66,7 +66,8 @@ def training_cost() -> list[Claim]:
 
     def crossover(sources: Sources) -> Reading:
         found = paper_crossover()["vit_b"]
-        linear, vit = (formula(c) / 1e9 for c in (Case("infsa_linear", size=(224, 224)), Case("softmax", size=(224, 224), **VIT_B)))  # fmt: skip  # noqa: E501
+        cases = (Case("infsa_linear", size=(224, 224)), Case("softmax", size=(224, 224), **VIT_B))
+        linear, vit = (formula(case) / 1e9 for case in cases)
         detail = f"at 224²: {linear:.1f} against {vit:.1f} GMAC; Linear is cheaper from {found} px on"
         return Reading(float(linear > vit and found is not None and found > 224), 0.0, setting, detail, same=True)
 

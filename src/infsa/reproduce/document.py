@@ -4,7 +4,7 @@ from typing import Any
 
 from ..report.bench_tables import number
 from ..report.table import Table
-from .claims import INCONCLUSIVE, LAUNCH_BOUND, UNTESTABLE, VERDICTS
+from .claims import INCONCLUSIVE, LAUNCH_BOUND, NOT, UNTESTABLE, VERDICTS
 
 Ledger = dict[str, Any]
 Row = dict[str, Any]
@@ -130,7 +130,9 @@ def compact(table: Table) -> str:
 
 def judged(row: Row) -> str:
     """The verdict, and its reason where the columns do not show it."""
-    return f"**{row['verdict']}**" + (f", {row['why']}" if row["kind"] in ("ratio", "difference") else "")
+    effect = row["kind"] in ("ratio", "difference")
+    reason = row["why"] if effect else row["detail"] if row["verdict"] == NOT else ""
+    return f"**{row['verdict']}**" + (f", {reason}" if reason else "")
 
 
 def section(name: str, target: dict[str, Any], letters: dict[str, str]) -> str:

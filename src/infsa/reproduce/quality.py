@@ -20,7 +20,8 @@ Strata = dict[str, list[float]]
 
 def last(run: Run, part: str) -> Any:
     """The numbers of the last layer's map in one run: of removal, or of boxes."""
-    return run["removal"]["mean"]["methods"]["last"] if part == "removal" else run["boxes"]["rules"]["centre"]["methods"]["last"]  # fmt: skip  # noqa: E501
+    found = run["removal"]["mean"] if part == "removal" else run["boxes"]["rules"]["centre"]
+    return found["methods"]["last"]
 
 
 METRICS: dict[str, Callable[[Run], float]] = {
@@ -149,9 +150,12 @@ def alignment() -> list[Claim]:
         return Reading(value, error, setting, "all layers", needs=IMAGENET, file=ALIGNMENT)
 
     def degenerate(sources: Sources) -> Reading:
-        runs = by_shard(sources, ALIGNMENT, "infsa_linear", lambda run: run["all_layers"]["degenerate"] / len(run["layers"]))  # fmt: skip  # noqa: E501
-        value, error = stratified(runs)
-        counts = [layer["degenerate"] for run in sources.file(ALIGNMENT)["runs"].values() for layer in run["layers"].values() if run["group"] == "infsa_linear"]  # fmt: skip  # noqa: E501
+        def mean(run: Run) -> float:
+            return run["all_layers"]["degenerate"] / len(run["layers"])
+
+        value, error = stratified(by_shard(sources, ALIGNMENT, "infsa_linear", mean))
+        runs = [run for run in sources.file(ALIGNMENT)["runs"].values() if run["group"] == "infsa_linear"]
+        counts = [layer["degenerate"] for run in runs for layer in run["layers"].values()]
         detail = f"none in {counts.count(0)} of {len(counts)} samples of {said['samples']}"
         return Reading(value, error, trained(sources), detail, needs=IMAGENET, file=ALIGNMENT)
 

@@ -41,8 +41,8 @@ def markov() -> list[Claim]:
         scores[0] = 1  # one token looks at all, the others at none
         found = AttentionGraph(scores / torch.linalg.matrix_norm(scores), gamma=0.7)
         largest = float(found.transition().sum(1).max())
-        detail = f"one token that attends to all five: row sum of M {largest:.3f}; it can reach γ√N. The paper names "
-        detail += "the condition γ max σ < 1 but does not enforce it"
+        detail = f"one token that attends to all five: row sum of M {largest:.3f}; it can reach γ√N; "
+        detail += "the paper names γ max σ < 1 but does not enforce it"
         return Reading(float(largest <= 1), setting="float64", detail=detail, same=True)
 
     hops = {"one hop": (graph.degree("in"), "first_one_hop"), "two hops": ((moves @ moves).sum(0), "first_two_hops")}
