@@ -24,8 +24,8 @@ LAUNCH_BOUND = "launch-bound in eager mode; needs CUDA graph rows"
 RULE = (
     f"An effect (a difference, a ratio, a lead) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size "
     f"(of its logarithm for a ratio) or within {NOISE:g} of our standard errors of it, **exceeded** above that, "
-    "**partly reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent or "
-    "reversed. Where the paper gives no size, the direction is the claim.",
+    "**partly reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent "
+    "or reversed. Where the paper gives no size, the direction is the claim.",
     f"An effect is **inconclusive** if both zero and the paper's size lie within {NOISE:g} of our standard errors.",
     f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors (ours and the paper's), otherwise "
     "not. A score, where higher is better, may also be exceeded. Under other conditions agreement is partly reproduced "

@@ -53,7 +53,7 @@ def training_cost() -> list[Claim]:
     """FLOPs of a forward pass, of training and of evaluation; heads; where softmax becomes dearer."""
     said = paper()["training-cost"]
     macs = forward_macs()
-    setting = "counted for the model as the paper writes it, two FLOPs per multiply-add"
+    setting = "closed formula for the model as the paper writes it, two FLOPs per multiply-add"
 
     def total(times: float, sources: Sources) -> Reading:
         return Reading(2 * macs * times, 0.0, setting, f"{macs / 1e9:.2f} GMAC per image", same=True)
