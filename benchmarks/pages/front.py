@@ -57,7 +57,10 @@ def accuracy(shard: str, name: str) -> str:
 
 
 def ledger_line() -> str:
-    """How many rows of the ledger have each verdict, in one line."""
-    counts = read_json(RESULTS / "ledger.json")["counts"]
-    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return f"{sum(counts.values())} rows: {listed}.\n"
+    """How many of the paper's claims have each verdict, by the conditions of our measurements."""
+    found = read_json(RESULTS / "ledger.json")
+    lines = [f"{sum(found['counts'].values())} claims:\n"]
+    for conditions, counts in found["counts_by_conditions"].items():
+        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        lines.append(f"- {conditions}: {listed}")
+    return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ class FakeCuda:
         self.events, self.captured = [], None
         self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.events.append("replay"))
 
-    def Stream(self):  # noqa: N802
+    def Stream(self):
         return SimpleNamespace(name="side", wait_stream=lambda other: self.events.append("side waits"))
 
     def current_stream(self):

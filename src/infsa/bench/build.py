@@ -51,7 +51,10 @@ def build(case: Case, device: torch.device | str) -> Built:
     device = torch.device(device)
     module = build_module(case, device, dict(case.variant.options))
     run: Any = module
-    if case.compile not in ("none", "graph"):  # every case is one shape, and none may fall back because others were compiled before
+    if case.compile not in (
+        "none",
+        "graph",
+    ):  # every case is one shape, and none may fall back because others were compiled before
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         run = torch.compile(module, mode=case.compile, dynamic=False)

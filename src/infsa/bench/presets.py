@@ -70,11 +70,12 @@ def graphs() -> Plan:
     """
     names = (*table_names(), "infsa_pure-naive")
     linear = ["infsa_linear"]
-    plan = []
-    for fields in (FOUR, DEEP):
-        for side, mode in ((1024, "infer"), (512, "train")):
-            for compile in ("graph", "none"):
-                plan.append(group(names, side, energy=names, mode=mode, compile=compile, **fields))
+    plan = [
+        group(names, side, energy=names, mode=mode, compile=compile, **fields)
+        for fields in (FOUR, DEEP)
+        for side, mode in ((1024, "infer"), (512, "train"))
+        for compile in ("graph", "none")
+    ]
     small: dict[str, Any] = {"batch": 64, **FOUR}
     for mode in ("infer", "train"):
         plan += [group(linear, 224, mode=mode, compile=compile, **small) for compile in ("graph", "none")]

@@ -50,7 +50,12 @@ def bench(
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
-    compile: Annotated[str, typer.Option(help="none: eager; graph: eager, replayed as a CUDA graph; default, reduce-overhead: torch.compile.")] = "none",
+    compile: Annotated[
+        str,
+        typer.Option(
+            help="none: eager; graph: eager, replayed as a CUDA graph; default, reduce-overhead: torch.compile."
+        ),
+    ] = "none",
     part: Annotated[str, typer.Option(help="model, or attention: a single layer.")] = "model",
     energy: Annotated[bool, typer.Option("--energy", help="Measure energy, 5 s per row.")] = False,
     max_resolution: Annotated[

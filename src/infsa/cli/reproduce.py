@@ -39,7 +39,7 @@ def reproduce(
     """Hold the paper's tables and figures against what was measured here.
 
     Every claim gets the paper's value, ours, the conditions and a verdict that follows from the numbers: reproduced,
-    direction only, not reproduced, or cannot be checked here and why.
+    exceeded, partly reproduced, not reproduced, inconclusive and why, or not testable here and what it needs.
 
     Example: infsa reproduce fig-markov table-alignment
     """
@@ -111,7 +111,7 @@ def open_sources(
     from ..bench.presets import PRESETS
     from ..bench.suite import Settings, run_plan
 
-    groups = [group for preset in ("table1", "resolution", "limits") for group in PRESETS[preset]()]
+    groups = [group for preset in ("table1", "graphs", "resolution", "limits") for group in PRESETS[preset]()]
     with row_progress(console) as report:
         run_plan(groups, out / "bench.json", str(where), Settings(budget=budget), report=report)
     return Sources(results, out, bench=out / "bench.json")
@@ -141,4 +141,6 @@ def show(ledger: dict[str, Any], console: Console) -> None:
     for name, target in ledger["targets"].items():
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
         console.print(Table(COLUMNS, lines, f"{name}: {target['title']}", target["source"]))
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in ledger["counts"].items()), highlight=False)
+    for name, counts in {**ledger["counts_by_conditions"], "all": ledger["counts"]}.items():
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        console.print(f"{name}: {found or 'no claims'}", highlight=False)

@@ -19,12 +19,13 @@ REPRODUCED, EXCEEDED, PARTLY, NOT, INCONCLUSIVE, UNTESTABLE = VERDICTS = (
 KINDS = ("value", "score", "difference", "ratio", "statement")
 LOW, HIGH = 0.8, 1.2  # of the paper's effect: the band in which an effect is reproduced
 NOISE = 2.0  # standard errors
+AND_PAPER, LIES = " and the paper's effect lie", " lies"
 LAUNCH_BOUND = "launch-bound in eager mode; needs CUDA graph rows"
 RULE = (
-    f"An effect (a difference, a ratio, a lead) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size (of "
-    f"its logarithm for a ratio) or within {NOISE:g} of our standard errors of it, **exceeded** above that, **partly "
-    "reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent or "
-    "reversed. Where the paper gives no size, the direction is the claim.",
+    f"An effect (a difference, a ratio, a lead) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size "
+    f"(of its logarithm for a ratio) or within {NOISE:g} of our standard errors of it, **exceeded** above that, "
+    "**partly reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent "
+    "or reversed. Where the paper gives no size, the direction is the claim.",
     f"An effect is **inconclusive** if both zero and the paper's size lie within {NOISE:g} of our standard errors.",
     f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors (ours and the paper's), otherwise "
     "not. A score, where higher is better, may also be exceeded. Under other conditions agreement is partly reproduced "
@@ -35,7 +36,7 @@ RULE = (
     "and the shards weigh the same. A time has the standard error of its rounds, an energy that of its time.",
     "A ratio of two times at the paper's resolution, depth, heads and batch meets its conditions on any GPU; a time or "
     "an energy by itself only on the paper's A100.",
-    "A time is launch-bound if a smaller image with at most a quarter of the multiply-adds takes at least two thirds as "
+    "A time is launch-bound if a smaller image with at most 30 % of the multiply-adds takes at least two thirds as "
     "long, or if the 4-layer model at the same size is launch-bound. Such ratios are judged on the same eager model "
     "replayed as a CUDA graph, with the eager value beside it. Without those rows they are inconclusive, unless only "
     "the faster model is launch-bound and the ratio exceeds the paper's already.",
@@ -119,7 +120,7 @@ def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     noise = NOISE * (reading.error / reading.value if ratio else reading.error)
     paper = None if claim.paper is None else math.log(claim.paper) if ratio else claim.paper
     if abs(ours) <= noise and noise > 0 and (paper is None or abs(ours - paper) <= noise):
-        return INCONCLUSIVE, f"zero {'and the paper’s effect lie' if paper else 'lies'} within 2 standard errors"
+        return INCONCLUSIVE, f"zero{AND_PAPER if paper else LIES} within {NOISE:g} standard errors"
     if ours <= noise:
         return NOT, "the other way round" if ours < -noise else "no effect beyond the noise"
     if paper is None:

@@ -7,6 +7,7 @@ from ..models.presets import PRESETS
 from .sources import Sources
 
 SHARDS = ("tiny-imagenet-a.json", "tiny-imagenet-b.json")
+NAMES = ("softmax", "infsa_pure", "infsa_linear", "mean")
 AUGMENTATIONS = ("mixup", "cutmix", "label_smoothing", "drop_path", "erase", "randaugment")
 Recipe = Mapping[str, Any]
 
@@ -33,10 +34,9 @@ def training(recipes: list[Recipe], seeds: int) -> str:
     return "; ".join(parts)
 
 
-def trained(sources: Sources, names: Iterable[str]) -> str:
-    """The conditions of the Tiny-ImageNet runs of these mechanisms, both shards."""
-    names = list(names)
+def trained(sources: Sources) -> str:
+    """The conditions of the Tiny-ImageNet runs, both shards."""
     files = [sources.file(name) for name in SHARDS]
-    recipes = [run["recipe"] for file in files for name in names for run in file[name]]
-    seeds = min(len(file[name]) for file in files for name in names)
+    recipes = [run["recipe"] for file in files for name in NAMES for run in file[name]]
+    seeds = min(len(file[name]) for file in files for name in NAMES)
     return f"Tiny-ImageNet, {len(files)} disjoint shards of 50 classes; {training(recipes, seeds)} each"

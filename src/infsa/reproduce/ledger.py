@@ -1,4 +1,4 @@
-"""The ledger: for every claim the paper's value, ours, the conditions and the verdict."""
+"""The ledger: for every claim the paper's value, ours, the conditions and the verdict; and checks of our own."""
 
 import math
 from collections import Counter
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..provenance import provenance
-from .claims import RULE, UNTESTABLE, VERDICTS, Claim, Unavailable, judge
+from .beyond import Check, checks
+from .claims import RULE, UNTESTABLE, VERDICTS, Claim, Reading, Unavailable, judge
 from .sources import Sources, paper
 from .targets import TARGETS, check_target
 
 Ledger = dict[str, Any]
+MEASURED = ("the paper's conditions", "other conditions", "not measured")
 SAME = 1e-3  # relative difference that another machine may make in a computed number
 
 
@@ -35,26 +37,53 @@ def make_ledger(
             "title": target.title, "source": paper()[target.source]["source"], "needs": target.needs, "rows": rows,
         }  # fmt: skip
     report("Judging", len(chosen), len(chosen))
-    found = Counter(row["verdict"] for target in targets.values() for row in target["rows"])
+    rows = [row for target in targets.values() for row in target["rows"]]
     return {
         "rule": list(RULE),
         "made_with": provenance(),
-        "files": sorted(sources.read),
-        "counts": {verdict: found[verdict] for verdict in VERDICTS},
+        "counts": counted(rows),
+        "counts_by_conditions": {name: counted(row for row in rows if row["measured"] == name) for name in MEASURED},
         "targets": targets,
+        "beyond": [check_of(check, sources) for check in checks()] if set(chosen) == set(TARGETS) else [],
+        "files": sorted(sources.read),
     }
+
+
+def counted(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """How many rows got which verdict."""
+    found = Counter(row["verdict"] for row in rows)
+    return {verdict: found[verdict] for verdict in VERDICTS}
 
 
 def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
     """One line of the ledger."""
     row: dict[str, Any] = {"claim": claim.what, "kind": claim.kind, "unit": claim.unit, "paper": claim.paper}
+    row |= {"tolerance": claim.tolerance, "group": claim.group}
     try:
         reading = claim.read(sources)
     except Unavailable as error:
-        return {**row, "ours": None, "verdict": UNTESTABLE, "why": str(error)}
+        return {**row, "ours": None, "measured": MEASURED[2], "verdict": UNTESTABLE, "why": str(error)}
     verdict, why = judge(claim, reading)
-    found = {"ours": rounded(reading.value), "error": rounded(reading.error), "conditions": reading.conditions}
-    return {**row, **found, "file": reading.file, "verdict": verdict, "why": why}
+    measured = MEASURED[0] if reading.same else MEASURED[1]
+    return {**row, **found_of(reading), "measured": measured, "verdict": verdict, "why": why}
+
+
+def found_of(reading: Reading) -> dict[str, Any]:
+    """What a row keeps of a measurement."""
+    return {
+        "ours": rounded(reading.value), "error": rounded(reading.error), "setting": reading.setting,
+        "detail": reading.detail, "file": reading.file, "comparable": reading.comparable,
+        "launch_bound": reading.launch_bound, "at_least": reading.at_least,
+    }  # fmt: skip
+
+
+def check_of(check: Check, sources: Sources) -> dict[str, Any]:
+    """One check of our own, without a verdict."""
+    row = {"claim": check.what, "kind": check.kind, "unit": check.unit}
+    try:
+        return {**row, **found_of(check.read(sources))}
+    except Unavailable as error:
+        return {**row, "ours": None, "why": str(error)}
 
 
 def rounded(value: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import quality, speed, theory
+from . import ablation, accuracy, counts, quality, shipped, speed, supplement, theory
 from .claims import Claim
 
 BENCHMARK = "a CUDA GPU; on an A100 with 40 GB absolute times are comparable too"
@@ -34,18 +34,19 @@ TARGETS: dict[str, Target] = {
     "fig-depth": Target("Four layers against twenty-four", "depth", BENCHMARK, speed.depth),
     "fig-latency": Target("Latency against resolution", "latency", BENCHMARK, speed.latency),
     "extreme": Target("Extreme resolutions", "extreme", BENCHMARK, speed.extreme),
-    "training-cost": Target("FLOPs of training", "training-cost", PROCESSOR, theory.training_cost),
+    "training-cost": Target("FLOPs of training", "training-cost", PROCESSOR, counts.training_cost),
     "fig-markov": Target("One hop against all hops", "markov", PROCESSOR, theory.markov),
     "fig-method": Target("InfSA in a Pre-LN block", "method", PROCESSOR, theory.method),
+    "supplement-theory": Target("Theory of the supplement", "theory", PROCESSOR, supplement.supplement),
     "table-alignment": Target("Agreement with the Perron vector", "alignment", TRAINING, quality.alignment),
     "fig-quality": Target("Attention quality", "quality", TRAINING, quality.quality),
     "fig-morf-roc": Target("MoRF and ROC curves", "quality", TRAINING, quality.morf_roc),
     "fig-lerf-pr": Target("LeRF and precision-recall curves", "quality", TRAINING, quality.lerf_pr),
     "fig-maps": Target("Attention maps", "maps", TRAINING, quality.maps),
-    "fig-comparison": Target("Comparison of attention graphs", "comparison", TRAINING, theory.comparison),
-    "table-ablation": Target("Decay and activation", "ablation", TRAINING, quality.ablation),
-    "table-classification": Target("ImageNet accuracy", "classification", TRAINING, quality.classification),
-    "fig-accuracy-params": Target("Accuracy and parameters", "classification", TRAINING, quality.accuracy_parameters),
+    "fig-comparison": Target("Comparison of attention graphs", "comparison", TRAINING, shipped.comparison),
+    "table-ablation": Target("Decay and activation", "ablation", TRAINING, ablation.ablation),
+    "table-classification": Target("ImageNet accuracy", "classification", TRAINING, accuracy.classification),
+    "fig-accuracy-params": Target("Accuracy and parameters", "classification", TRAINING, accuracy.accuracy_parameters),
 }  # fmt: skip
 
 

@@ -1,20 +1,15 @@
-"""What can be computed exactly: the chain, the block, the cost of training; and how sharp maps are."""
+"""What can be computed exactly: the chain on five tokens and the block."""
 
-import hashlib
-import math
 from functools import partial
 from typing import Any
 
 import torch
 
-from ..bench.cases import Case
-from ..bench.flops import count
-from ..bench.presets import FOUR
 from ..graph import AttentionGraph, five_token_graph
-from ..models.presets import SHIPPED, shipped_weights
 from ..nn import LinearInfSA, PureInfSA
 from ..ops import LinearState, energies
-from .claims import Claim, Reading, Unavailable
+from .claims import Claim, Reading
+from .shipped import modes
 from .sources import Sources, paper
 
 EXACT = 1e-12  # relative difference of two ways to compute the same in float64
@@ -28,10 +23,10 @@ def markov() -> list[Claim]:
     moves = graph.transition()
 
     def first(scores: torch.Tensor, token: int, sources: Sources) -> Reading:
-        return Reading(float(int(scores.argmax()) == token), conditions=OWN_MATRIX)
+        return Reading(float(int(scores.argmax()) == token), setting=OWN_MATRIX)
 
     def norm(sources: Sources) -> Reading:
-        return Reading(float(torch.linalg.matrix_norm(graph.path_matrix(1))), conditions="float64", same=True)
+        return Reading(float(torch.linalg.matrix_norm(graph.path_matrix(1))), setting="float64", same=True)
 
     def series(sources: Sources) -> Reading:
         power, total = torch.eye(len(moves), dtype=moves.dtype), torch.zeros_like(moves)
@@ -39,18 +34,16 @@ def markov() -> list[Claim]:
             total, power = total + power, power @ moves
         exact = graph.fundamental_matrix()
         difference = float((total - exact).norm() / exact.norm())
-        return Reading(difference, conditions="five tokens, float64, 400 terms", same=True)
+        return Reading(difference, setting="float64", detail="five tokens, 400 terms", same=True)
 
     def sub_stochastic(sources: Sources) -> Reading:
         scores = torch.zeros(5, 5, dtype=torch.float64)
         scores[0] = 1  # one token looks at all, the others at none
         found = AttentionGraph(scores / torch.linalg.matrix_norm(scores), gamma=0.7)
         largest = float(found.transition().sum(1).max())
-        conditions = (
-            f"one token that attends to all five: row sum of M {largest:.3f}; it can reach γ√N. The paper names "
-        )
-        conditions += "the condition γ max σ < 1 but does not enforce it"
-        return Reading(float(largest <= 1), conditions=conditions, same=True)
+        detail = f"one token that attends to all five: row sum of M {largest:.3f}; it can reach γ√N; "
+        detail += "the paper names γ max σ < 1 but does not enforce it"
+        return Reading(float(largest <= 1), setting="float64", detail=detail, same=True)
 
     hops = {"one hop": (graph.degree("in"), "first_one_hop"), "two hops": ((moves @ moves).sum(0), "first_two_hops")}
     hops["all hops (Katz)"] = (graph.katz_in(), "first_all_hops")
@@ -68,27 +61,29 @@ def markov() -> list[Claim]:
 def method() -> list[Claim]:
     """Both variants in a Pre-LN block."""
     seed, tokens, width, heads = 0, 800, 768, 64  # more tokens than dimensions: the rank may reach the width
+    setting = f"one layer of width {width} with random weights, float64"
 
     def layers() -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             x = torch.randn(1, tokens, width, dtype=torch.float64)
-            y = [layer.double()(x) for layer in (PureInfSA(width, 16), LinearInfSA(width, heads))]
-        ranks = [int(torch.linalg.matrix_rank(found[0])) for found in y]
-        return {"drop_in": all(z.shape == x.shape for z in y), "rank_pure": ranks[0], "rank_linear": ranks[1]}
+            pure, linear = PureInfSA(width, 16).double(), LinearInfSA(width, heads).double()
+            y = [layer(x) for layer in (pure, linear)]
+            images = linear(torch.randn(tokens, 4, width, dtype=torch.float64))[:, 0]
+        ranks = [int(torch.linalg.matrix_rank(found)) for found in (y[0][0], y[1][0], images)]
+        names = ("rank_pure", "rank_linear", "rank_images")
+        return {"drop_in": all(z.shape == x.shape for z in y), **dict(zip(names, ranks, strict=True))}
 
     def found(sources: Sources) -> dict[str, Any]:
-        return sources.computed("method", {"tokens": tokens, "width": width, "heads": heads, "seed": seed}, layers)
+        config = {"tokens": tokens, "width": width, "heads": heads, "seed": seed, "images": tokens}
+        return sources.computed("method", config, layers)
 
     def drop_in(sources: Sources) -> Reading:
-        conditions = f"(1, {tokens}, {width}) to the same shape, Pure and Linear"
-        return Reading(float(found(sources)["drop_in"]), conditions=conditions, same=True)
+        return Reading(float(found(sources)["drop_in"]), setting=setting, detail="Pure and Linear", same=True)
 
-    def rank(sources: Sources) -> Reading:
-        facts = found(sources)
-        conditions = f"rank of one layer's ({tokens}, {width}) output over tokens, random weights; Pure: "
-        conditions += f"{facts['rank_pure']}. All tokens get the same vector, whatever the number of heads"
-        return Reading(facts["rank_linear"], conditions=conditions, same=True)
+    def rank(name: str, sources: Sources) -> Reading:
+        detail = f"Pure: {found(sources)['rank_pure']} over tokens; Linear gives all tokens the same vector"
+        return Reading(found(sources)[name], setting=setting, detail=detail, same=True)
 
     def state(sources: Sources) -> Reading:
         sizes = []
@@ -96,76 +91,14 @@ def method() -> list[Claim]:
             q = torch.ones(1, 2, length, 4)
             state = LinearState.zero(1, 2, 4).update(energies(q), q)
             sizes.append(sum(part.numel() for part in (state.absolute, state.signed, state.vectors)))
-        return Reading(float(sizes[0] == sizes[1]), conditions=f"{sizes[0]} numbers at N = 64 and 1024", same=True)
+        return Reading(float(sizes[0] == sizes[1]), setting=setting, detail=f"{sizes[0]} numbers", same=True)
 
+    span = paper()["method"]["span"]
+    different = "heads are different centrality modes: 1 - cosine of two heads' weights"
     return [
         Claim("both variants are drop-in: same shapes in and out", "statement", 1, drop_in),
-        Claim("dimensions spanned by 64 heads of a Linear layer", "value", paper()["method"]["span"], rank, "", 0.5),
+        Claim("dimensions that 64 Linear heads span over tokens", "value", span, partial(rank, "rank_linear"), "", 0.5),
+        Claim("dimensions that 64 Linear heads span over images", "value", span, partial(rank, "rank_images"), "", 0.5),
+        Claim(different, "difference", None, modes),
         Claim("the auxiliary state does not grow with N", "statement", 1, state),
     ]
-
-
-def training_cost() -> list[Claim]:
-    """FLOPs of a forward pass, of training and of evaluation."""
-    said = paper()["training-cost"]
-
-    def flops(sources: Sources) -> float:
-        config = {"mechanism": "infsa_linear", "side": 224, **FOUR}
-        numbers = sources.computed(
-            "flops", config, lambda: {"flops": count(Case("infsa_linear", size=(224, 224), **FOUR)).flops}
-        )
-        return float(numbers["flops"])
-
-    def forward(sources: Sources) -> Reading:
-        found = flops(sources)
-        conditions = f"counted: {found / 2e9:.2f} GMAC, two FLOPs each, Linear InfViT-4L-64H at 224² without the extra "
-        conditions += "layers of paper_params; values are pooled before they are projected"
-        return Reading(found / 1e9, conditions=conditions, same=True)
-
-    def total(times: float, conditions: str, sources: Sources) -> Reading:
-        return Reading(flops(sources) * times, conditions=conditions, same=True)
-
-    training = said["images"] * said["epochs"] * said["passes"]
-    text = f"counted FLOPs × {said['images']:,} images × {said['epochs']} epochs × {said['passes']}"
-    return [
-        Claim("forward pass at 224²", "value", said["forward_gflops"], forward, "GFLOPs", 0.5),
-        Claim("training", "value", said["training_flops"], partial(total, training, text), "FLOPs", 5e16),
-        Claim("evaluation", "value", said["evaluation_flops"],
-              partial(total, said["evaluation_images"], f"counted FLOPs × {said['evaluation_images']:,} images"),
-              "FLOPs", 5e12),
-    ]  # fmt: skip
-
-
-def shipped_digest() -> str:
-    """What tells the shipped weights from others."""
-    digest = hashlib.sha256()
-    for file in filter(None, map(shipped_weights, sorted(SHIPPED))):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def comparison() -> list[Claim]:
-    """How many patches hold half of a map's weight: fewer is sharper."""
-
-    def compute() -> dict[str, Any]:
-        from ..report.photographs import example_views, patches_for_half
-
-        return patches_for_half(example_views())
-
-    def sharper(name: str, sources: Sources) -> Reading:
-        try:
-            found = sources.computed("sharpness", {"views": 15, "weights": shipped_digest()}, compute)
-        except ImportError as error:
-            raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
-        gaps = [a - b for a, b in zip(found["vit_tiny"], found[name], strict=True)]
-        mean = sum(gaps) / len(gaps)
-        spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps))
-        means = [sum(found[key]) / len(gaps) for key in (name, "vit_tiny")]
-        conditions = f"shipped weights, {len(gaps)} views of photographs: {means[0]:.1f} % against {means[1]:.1f} %"
-        return Reading(mean, spread, conditions)
-
-    return [
-        Claim(f"{label} sharper than softmax: fewer patches hold half of the map, difference", "difference", None,
-              partial(sharper, name), "% of patches")
-        for name, label in (("infvit_pure_tiny", "Pure"), ("infvit_linear_tiny", "Linear"))
-    ]  # fmt: skip

@@ -1,0 +1,82 @@
+"""What is counted: parameters and FLOPs."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..bench.cases import Case
+from ..bench.flops import attention_formula, formula
+from ..bench.presets import DEEP, FOUR, VIT_B
+from ..bench.scaling import paper_crossover
+from ..models import create_model
+from .claims import Claim, Reading
+from .sources import Sources, paper
+
+CONFIGS: dict[str, dict[str, Any]] = {"4L-64H": FOUR, "24L-16H": DEEP}
+KNOWN = ("softmax", "infsa_pure", "infsa_linear")  # whose configuration the paper gives
+
+
+def parameters(config: str, mechanism: str, sources: Sources) -> Reading:
+    """Counted parameters in millions, with the two extra D×D layers of ``paper_params=True``."""
+    fields = CONFIGS[config]
+
+    def count() -> dict[str, Any]:
+        name = f"infvit_linear_{fields['depth']}l{fields['heads']}h_patch16_224"
+        found = {}
+        for kind in (True, False):
+            with torch.device("meta"):
+                model = create_model(name, attention=mechanism, num_heads=fields["heads"], paper_params=kind)
+            found["paper" if kind else "plain"] = sum(p.numel() for p in model.parameters()) / 1e6
+        return found
+
+    found = sources.computed("parameters", {"config": config, "attention": mechanism}, count)
+    detail = f"plain model {found['plain']:.2f}"
+    needs = "the configuration of this peer, which the paper does not give"
+    known = mechanism in KNOWN
+    return Reading(
+        found["paper"], 0.0, "parameters counted with paper_params=True", detail, known, needs=needs, comparable=known
+    )
+
+
+def forward_macs() -> int:
+    """Multiply-adds of Linear InfViT-4L-64H at 224² as the paper writes it: values projected token by token before they
+    are pooled, and one more D×D layer in every block.
+    """
+    case = Case("infsa_linear", size=(224, 224), **FOUR)
+    n, square, pooled = case.tokens, case.width**2, case.heads * case.tokens * case.width
+    layer = attention_formula(case) - pooled - 2 * square + n * case.width + 3 * n * square  # V, output, extra layer
+    return formula(case) + case.depth * (layer - attention_formula(case)) + square
+
+
+def training_cost() -> list[Claim]:
+    """FLOPs of a forward pass, of training and of evaluation; heads; where softmax becomes dearer."""
+    said = paper()["training-cost"]
+    macs = forward_macs()
+    setting = "closed formula for the model as the paper writes it, two FLOPs per multiply-add"
+
+    def total(times: float, sources: Sources) -> Reading:
+        return Reading(2 * macs * times, 0.0, setting, f"{macs / 1e9:.2f} GMAC per image", same=True)
+
+    def by_heads(sources: Sources) -> Reading:
+        few, many = (formula(Case("softmax", 4, heads, (224, 224))) for heads in (16, 64))
+        linear = [formula(Case("infsa_linear", 4, heads, (224, 224))) / 1e9 for heads in (16, 64)]
+        detail = f"softmax: the same at 16 and 64 heads; Linear {linear[0]:.2f} and {linear[1]:.2f} GMAC"
+        return Reading(float(many > few and linear[1] > 2 * linear[0]), 0.0, setting, detail, same=True)
+
+    def crossover(sources: Sources) -> Reading:
+        found = paper_crossover()["vit_b"]
+        cases = (Case("infsa_linear", size=(224, 224)), Case("softmax", size=(224, 224), **VIT_B))
+        linear, vit = (formula(case) / 1e9 for case in cases)
+        detail = f"at 224²: {linear:.1f} against {vit:.1f} GMAC; Linear is cheaper from {found} px on"
+        return Reading(float(linear > vit and found is not None and found > 224), 0.0, setting, detail, same=True)
+
+    training = said["images"] * said["epochs"] * said["passes"]
+    return [
+        Claim("forward pass at 224²", "value", said["forward_gflops"], partial(total, 1e-9), "GFLOPs", 0.5),
+        Claim("training", "value", said["training_flops"], partial(total, training), "FLOPs", 5e16),
+        Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs",
+              5e12),
+        Claim("59 GFLOPs are owing to 64 heads", "statement", 1, by_heads),
+        Claim("Linear 4L needs more FLOPs than ViT-B/16 at 224², fewer beyond about 512²", "statement", 1, crossover),
+    ]  # fmt: skip
