@@ -57,7 +57,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "6": "asserted in tests/models/test_speed.py",
     },
     "scale.md": {"2": "the limit given to the command"},
-    "streaming.md": {"30": "the default of --save-every"},
+    "streaming.md": {"30": "the default of --save-every", "0.2": "the default of --region-share"},
 }
 
 
