@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infsa.app.gigapixel import open_checked, rgb, shrink, stream_scene, view
-from infsa.app.html import show_view
+from infsa.app.gigapixel import any_order, open_checked, rgb, shrink, stream_scene
 from infsa.app.look import model_input
 from infsa.app.model_cache import borrow
+from infsa.app.tiles import draw, levels, publish, tile
 from infsa.streaming import open_source
 
 from .helpers import photograph, promise
@@ -33,28 +33,42 @@ def test_map_and_prediction_are_those_of_the_whole_image(scene):
     assert scene.predictions[0][1] == pytest.approx(chance, rel=1e-4)
 
 
-@pytest.mark.parametrize("zoom", [1, 2, 3.7, 64])
-@pytest.mark.parametrize("place", [0, 0.37, 1])
-def test_windows_lie_in_the_image_on_whole_patches(scene, zoom, place):
-    top, left, bottom, right = view(scene, place, place, zoom).box
-    assert 0 <= top < bottom <= 192
-    assert 0 <= left < right <= 320
-    assert all(edge % scene.patch == 0 for edge in (top, left, bottom, right))
-    assert view(scene, place, place, 1).box == (0, 0, 192, 320)
+@pytest.mark.parametrize("layer", ["image", "map"])
+def test_tiles_at_every_level_cover_the_layer(scene, layer):
+    width, height = scene.size if layer == "image" else scene.map.shape[::-1]
+    for level in range(levels(width, height)):
+        step = 256 * 2**level
+        for row in range(-(-height // step)):
+            widths = [draw(scene, layer, level, column, row).width for column in range(-(-width // step))]
+            assert sum(widths) == -(-width // 2**level)
 
 
-def test_windows_are_read_from_the_file_where_the_overview_is_too_coarse(scene):
-    coarse = replace(scene, overview=scene.overview.resize((20, 12)))
-    near, far = view(coarse, 0.2, 0.6, 8), view(scene, 0.2, 0.6, 8)
-    assert near.box == far.box
-    assert (np.asarray(near.picture) == np.asarray(far.picture)).all()
-    assert show_view(scene, far).count("<figure") == 2
+def test_tiles_are_read_from_the_file_where_the_overview_is_too_coarse(scene):
+    coarse = replace(scene, factor=8, overview=scene.overview.reduce(8))
+    assert (np.asarray(draw(coarse, "image", 0, 1, 0)) == np.asarray(draw(scene, "image", 0, 1, 0))).all()
+
+
+def test_only_tiles_of_known_scenes_are_served(scene):
+    key = publish(scene)
+    assert tile(key, "image", 0, 0, 0)[:2] == b"\xff\xd8"
+    assert tile(key, "map", 0, 0, 0)[1:4] == b"PNG"
+    for wrong in (("image", 9, 0, 0), ("image", 0, 9, 0), ("image", 0, 0, -1), ("code", 0, 0, 0)):
+        assert tile(key, *wrong) is None
+    assert tile("another", "image", 0, 0, 0) is None
+
+
+def test_an_image_that_decodes_from_the_top_is_copied_in_tiles(tmp_path):
+    photograph(300, 500).save(tmp_path / "tall.png")
+    copy = any_order(open_source(tmp_path / "tall.png"))
+    assert not copy.sequential
+    window = copy.read(300, 20, 420, 290).astype(int)
+    assert np.abs(window - np.asarray(photograph(300, 500))[300:420, 20:290]).mean() < 4
 
 
 def test_shrinking_in_bands_is_shrinking(tmp_path):
     picture = photograph(300, 500)
     picture.save(tmp_path / "tall.png")
-    whole = shrink(open_source(tmp_path / "tall.png"), (0, 0, 500, 300), 180)
+    whole = shrink(open_source(tmp_path / "tall.png"), (0, 0, 500, 300), 3)
     assert (np.asarray(whole) == np.asarray(picture.reduce(3))).all()
 
 
@@ -79,11 +93,6 @@ def test_model_input_has_no_colours(tmp_path):
     np.save(tmp_path / "input.npy", np.zeros((3, 64, 64), np.float32))
     with pytest.raises(ValueError, match="no colours to show"):
         open_checked(tmp_path / "input.npy")
-
-
-def test_zoom_below_one_is_refused(scene):
-    with pytest.raises(ValueError, match="zoom must be 1 or more"):
-        view(scene, zoom=0.5)
 
 
 def test_pixels_become_colours():

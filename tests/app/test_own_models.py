@@ -7,8 +7,8 @@ import torch
 
 import infsa
 from infsa.app import handlers, model_cache
-from infsa.app.gigapixel import stream_scene, view
-from infsa.app.html import show_view
+from infsa.app.gigapixel import stream_scene
+from infsa.app.html import show_scene
 from infsa.app.look import look
 from infsa.cli.app import main
 from infsa.models import save_weights
@@ -67,7 +67,7 @@ def test_an_own_linear_model_streams(shelf_of_its_own, tmp_path):
     photograph(100, 70).save(tmp_path / "large.png")
     scene = stream_scene(tmp_path / "large.png", mechanism="linear")
     assert {label for label, _ in scene.predictions} == set(BIRDS)
-    assert "linear takes the whole image for" in show_view(scene, view(scene))
+    assert "linear takes the whole image for" in show_scene(scene)
 
 
 @pytest.mark.parametrize(

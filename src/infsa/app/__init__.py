@@ -1,6 +1,6 @@
 """The explorer page: a picture, where models look in it, and what their token graphs say. Starts with ``infsa app``."""
 
-from .gigapixel import Scene, View, stream_scene, view
+from .gigapixel import Scene, stream_scene
 from .look import Look, Settings, look
 from .pictures import examples, read_picture
 from .removal import Removal, remove
@@ -11,7 +11,6 @@ __all__ = [
     "Removal",
     "Scene",
     "Settings",
-    "View",
     "Walk",
     "examples",
     "look",
@@ -19,6 +18,5 @@ __all__ = [
     "remove",
     "stream_scene",
     "token_graph",
-    "view",
     "walk",
 ]

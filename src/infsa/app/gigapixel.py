@@ -1,12 +1,15 @@
-"""An image too large for a page: streamed once for its map, then seen through windows read from its file."""
+"""An image too large for a page: streamed once for its map, then shown in tiles read from its file."""
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..evaluate import likeliest
-from ..report.panels import overlay
 from ..streaming import Progress, Source, open_source, stream
+from ..streaming.readers import needed
 from .model_cache import borrow
 
 OVERVIEW = 2048  # longest side of the small copy that is kept, in pixels
-WINDOW = 900  # longest side of what is shown of a window, in pixels
 MAX_MEGAPIXELS = 400
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right, in pixels
@@ -37,16 +39,14 @@ class Scene:
     predictions: list[tuple[str, float]]
     passes: int
     seconds: float
-    model: str = "Linear-InfSA"
+    model: str
+    source: Source  # reads windows in any order
+    factor: int  # how much smaller the overview is: a power of 2
 
-
-@dataclass(frozen=True)
-class View:
-    """A window of a scene."""
-
-    box: Box
-    picture: Image.Image
-    overlaid: Image.Image
+    @cached_property
+    def top(self) -> float:
+        """The value that the page shows brightest: the 99.9th percentile of the map."""
+        return float(np.percentile(self.map, 99.9)) or 1.0
 
 
 @contextmanager
@@ -96,45 +96,40 @@ def stream_scene(
     if progress is not None:
         progress(0.95, "drawing the overview")
     with named(path):
-        small = shrink(source, (0, 0, source.height, source.width), OVERVIEW)
+        factor = 2 ** max(0, math.ceil(math.log2(max(source.width, source.height) / OVERVIEW)))
+        small = shrink(source, (0, 0, source.height, source.width), factor)
+        shown = source if factor == 1 else any_order(source)
     seconds = time.perf_counter() - began
     size = (source.width, source.height)
-    return Scene(Path(path), size, patch, result.map, small, predictions, result.passes, seconds, mechanism)
+    facts = (predictions, result.passes, seconds, mechanism, shown, factor)
+    return Scene(Path(path), size, patch, result.map, small, *facts)
 
 
-def view(scene: Scene, x: float = 0.5, y: float = 0.5, zoom: float = 1.0) -> View:
-    """The window of a scene around (x, y), from 0 to 1, that is ``zoom`` times smaller than the image."""
-    if not zoom >= 1:
-        raise ValueError(f"zoom must be 1 or more, got {zoom!r}")
-    width, height = scene.size
-    top, bottom = _span(y, height, zoom, scene.patch)
-    left, right = _span(x, width, zoom, scene.patch)
-    box = (top, left, bottom, right)
-    factor = scene.overview.width / width
-    if max(right - left, bottom - top) * factor >= WINDOW or factor == 1:
-        x0, y0, x1, y1 = (round(edge * factor) for edge in (left, top, right, bottom))
-        picture = scene.overview.crop((x0, y0, x1, y1))
-    else:
-        with named(scene.path):
-            picture = shrink(open_source(scene.path), box, 2 * WINDOW)
-    scale = WINDOW / max(picture.size)
-    shown = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
-    part = scene.map[top // scene.patch : -(-bottom // scene.patch), left // scene.patch : -(-right // scene.patch)]
-    return View(box, shown, overlay(shown, part))
+def any_order(source: Source) -> Source:
+    """The source itself, or a copy in tiles of one that decodes from the top down; the copy goes with the object."""
+    if not source.sequential:
+        return source
+    tifffile = needed("tifffile", "tifffile", "showing a large image")
+
+    def tiles() -> Iterator[NDArray[np.uint8]]:
+        source.restart()
+        for row in range(0, source.height, 256):
+            band = rgb(np.asarray(source.read(row, 0, min(source.height, row + 256), source.width)))
+            band = np.pad(band, ((0, 256 - len(band)), (0, -source.width % 256), (0, 0)), mode="edge")
+            yield from (np.ascontiguousarray(part) for part in np.split(band, band.shape[1] // 256, axis=1))
+
+    with TemporaryDirectory(prefix="infsa-copy-", dir=os.environ.get("GRADIO_TEMP_DIR")) as folder:
+        copy = Path(folder) / "copy.tif"
+        shape = (source.height, source.width, 3)
+        options = {"photometric": "rgb", "compression": "jpeg", "compressionargs": {"level": 92}}
+        big = source.height * source.width > 2**31
+        tifffile.imwrite(copy, tiles(), shape=shape, dtype=np.uint8, tile=(256, 256), bigtiff=big, **options)
+        return open_source(copy)  # it stays open when the folder goes
 
 
-def _span(centre: float, length: int, zoom: float, patch: int) -> tuple[int, int]:
-    """A stretch of whole patches around a centre, inside the image."""
-    share = max(patch, min(length, math.ceil(length / zoom / patch) * patch))
-    start = min(max(0.0, centre * length - share / 2), max(0, length - share))
-    start = int(start) // patch * patch
-    return start, min(length, start + share)
-
-
-def shrink(source: Source, box: Box, side: int) -> Image.Image:
-    """A window at no more than ``side`` pixels, read in bands from the top, each averaged as soon as it is there."""
+def shrink(source: Source, box: Box, factor: int) -> Image.Image:
+    """A window, ``factor`` times smaller, read in bands from the top, each averaged as soon as it is there."""
     top, left, bottom, right = box
-    factor = max(1, math.ceil(max(bottom - top, right - left) / side))
     source.restart()
     bands = []
     for row in range(top, bottom, 64 * factor):

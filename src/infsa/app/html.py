@@ -7,11 +7,12 @@ from PIL import Image
 
 from ..report.panels import heatmap, overlay
 from .drawings import CURVE_PLACE
-from .gigapixel import Scene, View
+from .gigapixel import Scene
 from .look import Look, Settings
 from .model_cache import MECHANISMS
 from .pictures import KEPT, data_uri
 from .removal import Removal
+from .tiles import publish
 
 SHOWN = 480  # longest side of a picture on the page, in pixels
 
@@ -104,25 +105,14 @@ def show_removal(removal: Removal, drawn: str, level: int) -> str:
     return f'<div class="pair"><div>{show_step(removal, level)}</div><div>{chart}{note}</div></div>'
 
 
-def show_view(scene: Scene, seen: View) -> str:
-    """A window of a streamed image beside its overlay, the place of the window, and the prediction."""
-    width, height = scene.size
-    top, left, bottom, right = seen.box
-    rows, columns = scene.map.shape
-    place = (
-        f"left:{left / width:.2%};top:{top / height:.2%};"
-        f"width:{(right - left) / width:.2%};height:{(bottom - top) / height:.2%}"
-    )
-    whole = data_uri(overlay(small(scene.overview), scene.map))
-    across = f"{right - left} × {bottom - top} pixels at ({left}, {top})"
+def show_scene(scene: Scene) -> str:
+    """A streamed image in a viewer, with its map over it, and the prediction."""
+    (width, height), (rows, columns) = scene.size, scene.map.shape
     speed = f"{width * height / 1e6:.1f} megapixels, {scene.passes} passes, {scene.seconds:.1f} s"
-    locator = (
-        f'<div class="locator"><img src="{whole}" alt="The whole image with its map"><i style="{place}"></i></div>'
-    )
     return (
-        f'<div class="windows">{locator}{card(data_uri(seen.picture), "Window", across)}'
-        f"{card(data_uri(seen.overlaid), 'Map of the window', 'bright = high in this window')}</div>"
+        f'<infsa-viewer key="{publish(scene)}" width="{width}" height="{height}" patch="{scene.patch}" '
+        f'rows="{rows}" columns="{columns}"></infsa-viewer>'
         f'<h3 class="part">{escape(scene.model)} takes the whole image for</h3>{guesses(scene.predictions)}'
-        f'<p class="note">{width} × {height} pixels, {rows} × {columns} patches: {speed}. The frame shows where the '
-        f"window lies.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
+        f'<p class="note">{width} × {height} pixels, {rows} × {columns} patches: {speed}. Drag to move, turn the wheel '
+        f"to zoom.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
     )

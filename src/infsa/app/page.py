@@ -12,11 +12,12 @@ import gradio as gr
 
 from ..ops.checks import check_choice
 from . import handlers as on
-from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene, view
-from .html import show_view
+from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene
+from .html import show_scene
 from .look import METHODS
 from .model_cache import MECHANISMS, add, borrow, names, sizes, streamed
 from .pictures import LARGER, MAX_PIXELS, examples, read_picture
+from .tiles import route
 
 UPLOAD_LIMIT = "2gb"
 QUEUE = 64  # waiting requests; more are told to come back
@@ -175,9 +176,6 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
             upload = gr.File(label="Or your own", height=72, elem_classes="drop")
             model = gr.Dropdown(models, value=models[0], label="Model", visible=len(models) > 1)
             button = gr.Button("Stream it", variant="primary")
-            zoom = gr.Slider(1, 64, value=1, step=1, label="Zoom", buttons=[])
-            across = gr.Slider(0, 100, value=50, step=1, label="Across (%)", buttons=[])
-            down = gr.Slider(0, 100, value=50, step=1, label="Down (%)", buttons=[])
         with gr.Column(elem_classes="results"):
             window = gr.HTML(
                 '<p class="note">Nothing streamed yet. A megapixel takes a few seconds.</p>', elem_id="window"
@@ -195,17 +193,10 @@ def _gigapixel_tab(files: dict[str, Path], max_megapixels: float) -> None:
         chosen = Path(path) if path is not None else places[str(name)]
         progress(0, desc="opening")
         found = stream_scene(chosen, max_megapixels, lambda share, text: progress(share, desc=text), model)
-        return found, gr.skip()  # the window hears of the progress; what it shows depends on the sliders
-
-    def moved(found: Scene | None, zoom: float, across: float, down: float) -> Any:
-        return gr.skip() if found is None else show_view(found, view(found, across / 100, down / 100, zoom))
+        return found, show_scene(found)
 
     options: dict[str, Any] = {"concurrency_id": "stream", "concurrency_limit": 1}
-    done = button.click(told(sent), [name, upload, model], [scene, window], api_name="stream", **options)
-    here: tuple[Any, ...] = (told(moved), [scene, zoom, across, down], window)
-    done.success(*here, api_visibility="private", show_progress="hidden")
-    moves = [zoom.change, across.change, down.change]
-    gr.on(moves, *here, api_name="move", trigger_mode="always_last", show_progress="hidden")
+    button.click(told(sent), [name, upload, model], [scene, window], api_name="stream", **options)
 
 
 def theme() -> gr.themes.Base:
@@ -243,9 +234,15 @@ def serve(
     _, address, _ = page.launch(
         server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser, prevent_thread_lock=True,
         quiet=True, max_file_size=UPLOAD_LIMIT, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False,
-        theme=theme(), css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"), state_session_capacity=100,
+        theme=theme(), css=beside("page.css"), state_session_capacity=100,
+        head=f"<script>{beside('viewer.js')}</script>", app_kwargs={"routes": [route()]},
     )  # fmt: skip
     return page, address
+
+
+def beside(name: str) -> str:
+    """The text of a file that belongs to the page."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def check_free(port: int) -> None:
