@@ -84,7 +84,8 @@ class Attention(nn.Module):
     def weights(self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
         """How much each token takes from each: (B, H, N, N), or (B, H, 1, N) where all take the same.
 
-        Non-negative, in the type of x, without γ. Refused where the mechanism has no such weights.
+        Non-negative (but for InfSA with GELU, whose maps are clamped), in the type of x, without γ. Refused where the
+        mechanism has no such weights.
         """
         self._require_map()
         layout = self._layout(x, grid, num_prefix, key_mask)

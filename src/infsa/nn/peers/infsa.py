@@ -41,7 +41,7 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
         gamma: see :class:`infsa.nn.PureInfSA`, as for all that follow.
         learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
+        activation: with ``"gelu"`` weights can be negative; maps clamp them at zero.
         hops: path lengths summed inside the layer.
         dropout: on the attention weights, in training.
         impl: which implementation runs.
@@ -63,7 +63,6 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
         return PureInfSA.forward(self, x, layout.key_mask)
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
-        _refuse_negative(self.name, self.activation)
         return PureInfSA.weights(self, x, layout.key_mask)
 
     def _values(self, x: Tensor) -> Tensor:
@@ -78,7 +77,7 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
         tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
         gamma: decay.
         learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
+        activation: with ``"gelu"`` weights can be negative; maps clamp them at zero.
         iterations: scoring rounds.
         queries: central queries per head.
         impl: which implementation runs.
@@ -101,7 +100,6 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
         return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
-        _refuse_negative(self.name, self.activation)
         weights = LinearInfSA.weights(self, x, layout.key_mask)
         if self.queries == 1:
             return weights.unsqueeze(2)
@@ -110,8 +108,3 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
 
     def _values(self, x: Tensor) -> Tensor:
         return scale_heads(split_heads(self.v(x), self.num_heads), self.decay())
-
-
-def _refuse_negative(name: str, activation: str) -> None:
-    if activation == "gelu":
-        raise ValueError(f"{name} has no attention map with activation='gelu': its weights can be negative")
