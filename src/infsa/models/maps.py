@@ -180,12 +180,12 @@ def _mean_head(weights: Tensor, head: int | None) -> Tensor:
 
 def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: range) -> tuple[Tensor, Tensor]:
     """row · Π (I + mean_h(∇A ∘ A)₊), and the last tokens; ∇A = G vᵀ, with G the gradient of the head outputs."""
-    outputs: list[Tensor] = []  # concatenated heads of each block
+    outputs: dict[int, Tensor] = {}  # concatenated heads of each block
     hooks = []
     for place in places:
         attn = with_map(model.blocks[place]).attn
         entry = attn.proj if attn.extra is None else attn.extra
-        hooks.append(entry.register_forward_pre_hook(lambda _, args: outputs.append(args[0])))
+        hooks.append(entry.register_forward_pre_hook(lambda _, args, place=place: outputs.setdefault(place, args[0])))
     kept: dict[int, Tensor] = {}
 
     def keep(index: int, before: Tensor, after: Tensor) -> None:
@@ -198,7 +198,7 @@ def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: 
             tokens = model.run_blocks(x, grid, visit=keep)
             logits = model.forward_head(model.norm(tokens))
             score = logits.gather(1, _classes(reading.target, logits)[:, None]).sum()
-            gradients = torch.autograd.grad(score, outputs)
+            gradients = dict(zip(outputs, torch.autograd.grad(score, list(outputs.values())), strict=True))
     finally:
         for hook in hooks:
             hook.remove()

@@ -146,6 +146,12 @@ class PureInfSA(nn.Module):
         ``key_mask`` (B, N) is True for real tokens. An ``attn_mask`` that forbids every later token is
         recognised as causal, with the prefix norm, even if ``is_causal`` is not set.
         """
+        return project_out(self._joined(x, key_mask, attn_mask, is_causal), self.extra, self.proj)
+
+    def _joined(
+        self, x: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The heads before the output projection, γ included: (B, N, D)."""
         z = packed_attention(
             self._packed(zero_padding(x, key_mask)),
             gamma=self.decay(),
@@ -159,7 +165,7 @@ class PureInfSA(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             impl=self.impl,
         )
-        return project_out(merge_heads(z), self.extra, self.proj)
+        return merge_heads(z)
 
     def weights(
         self,
@@ -299,9 +305,13 @@ class LinearInfSA(nn.Module):
 
     def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
-        values, groups = self._pooled_values(x, key_mask, is_causal)
-        rows = merge_heads(values) if groups is not None else values.reshape(x.shape[0], 1, self.proj.in_features)
+        rows, groups = self._joined_rows(x, key_mask, is_causal)
         return project_out(rows, self.extra, self.proj), groups
+
+    def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+        """The same before the output projection."""
+        values, groups = self._pooled_values(x, key_mask, is_causal)
+        return merge_heads(values) if groups is not None else values.reshape(len(x), 1, self.proj.in_features), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""

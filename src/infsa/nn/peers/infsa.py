@@ -62,6 +62,9 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         return PureInfSA.forward(self, x, layout.key_mask)
 
+    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._joined(x, layout.key_mask)
+
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
         return PureInfSA.weights(self, x, layout.key_mask)
 
@@ -97,6 +100,10 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         rows, groups = self._rows(x, layout.key_mask, False)
+        return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
+
+    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        rows, groups = self._joined_rows(x, layout.key_mask, False)
         return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
