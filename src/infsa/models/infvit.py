@@ -146,7 +146,7 @@ class InfViT(TimmInterface):
                 self.blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
                 continue
             name = layers[layer - 1]
-            own = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
+            own: dict[str, Any] = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
             if name == "performer":
                 own["seed"] = layer  # every layer its own random features
             own |= {**shared, **options[name]}
@@ -198,8 +198,6 @@ class InfViT(TimmInterface):
                 nn.init.normal_(token, std=1e-6)
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-
-    # Resolution and positions
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""
@@ -279,8 +277,6 @@ class InfViT(TimmInterface):
         if positions is not None and tokens:
             tokens = [torch.cat(tokens, 1) + positions]
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], 1)
-
-    # Forward
 
     def key_mask(self, patch_mask: Tensor | None, grid: tuple[int, int]) -> Tensor | None:
         """A patch mask (B, h, w), True for real patches, as a token mask (B, N); prefix tokens are real."""
