@@ -30,6 +30,7 @@ class LinearOptions(Options, total=False):
     """Those of Linear-InfSA."""
 
     tied: bool
+    key_rank: int
     iterations: int
     queries: int
 
@@ -78,6 +79,7 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
     Args:
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
         tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
+        key_rank: rank of the difference between keys and queries.
         gamma: decay.
         learn_gamma: learn one γ per head.
         activation: with ``"gelu"`` weights can be negative; maps clamp them at zero.
