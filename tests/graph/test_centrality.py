@@ -1,6 +1,7 @@
 """Centralities against networkx and against their definitions."""
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -104,3 +105,30 @@ def test_one_token():
         expected = {"degree_total": 1.0, "katz_in": 1 / 0.6, "katz_out": 1 / 0.6}
         close(scores, matrix([expected.get(name, 0.5 if "degree" in name else 1.0)]))
     assert graph.spectral_ratio() == 0
+
+
+def test_symmetric_eigenvector_against_numpy():
+    A = random_graph(9, 0.4)
+    _, vectors = np.linalg.eigh((A + A.mT).numpy())
+    expected = np.abs(vectors[:, -1]) / np.abs(vectors[:, -1]).sum()
+    graph = AttentionGraph(A)
+    np.testing.assert_allclose(graph.eigenvector("symmetric").numpy(), expected, atol=1e-10)
+    assert graph.residuals["eigenvector_symmetric"] < 1e-10
+
+
+def test_symmetric_eigenvector_of_disconnected_and_empty_graphs():
+    A = torch.zeros(5, 5, dtype=torch.float64)
+    A[0, 1], A[2, 3] = 1, 2  # two components and a token alone; no cycle in A itself
+    expected = torch.tensor([0, 0, 0.5, 0.5, 0], dtype=torch.float64)
+    torch.testing.assert_close(AttentionGraph(A).eigenvector("symmetric"), expected)
+    A[2, 3] = 1  # equally strong: both are seen
+    expected = torch.tensor([0.25, 0.25, 0.25, 0.25, 0], dtype=torch.float64)
+    torch.testing.assert_close(AttentionGraph(A).eigenvector("symmetric"), expected)
+    with pytest.raises(ValueError, match="no edge"):
+        AttentionGraph(torch.zeros(3, 3)).eigenvector("symmetric")
+
+
+def test_symmetric_eigenvector_without_a_stored_matrix():
+    q, k = torch.rand(2, 30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    dense, free = (AttentionGraph.from_qk(q, k, 0.7, max_dense=size) for size in (100, 10))
+    torch.testing.assert_close(free.eigenvector("symmetric"), dense.eigenvector("symmetric"), rtol=1e-8, atol=1e-8)

@@ -161,3 +161,29 @@ def test_the_given_matrix_is_copied_and_results_are_independent():
     graph.path_scores(0).zero_()
     close(graph.katz_out(), before, tolerance=0)
     assert graph.eigenvector().sum() > 0
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(graphs(), st.floats(0.05, 0.95))
+def test_a_rescaled_chain_is_the_same_in_every_method(A, gamma):
+    graph = AttentionGraph(A, gamma)
+    P, n = graph.canonical_form(rescale=True), graph.size
+    visits = torch.linalg.inv(torch.eye(n, dtype=torch.float64) - P[:n, :n])
+    size = float(visits.max())
+    torch.testing.assert_close(graph.fundamental_matrix(rescale=True), visits, rtol=1e-9, atol=1e-9 * size)
+    torch.testing.assert_close(graph.absorption_times(rescale=True), visits.sum(1), rtol=1e-9, atol=1e-9 * size)
+    absorbed = graph.fundamental_matrix(rescale=True) @ graph.absorption(rescale=True)
+    close(absorbed, torch.ones(n, dtype=torch.float64), tolerance=1e-8)
+
+
+def test_a_diverging_series_has_a_rescaled_chain():
+    graph = AttentionGraph(matrix([[0, 4], [1, 0]]), gamma=0.8)
+    close(graph.fundamental_matrix(rescale=True), sum(0.8**t * graph.path_matrix(t) / 4.0**t for t in range(200)))
+    with pytest.raises(DivergenceError):
+        graph.fundamental_matrix()
+
+
+def test_rescaled_times_without_a_stored_matrix():
+    q = torch.rand(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    dense, free = (AttentionGraph.from_qk(q, q, 0.7, max_dense=size) for size in (100, 10))
+    close(free.absorption_times(rescale=True), dense.absorption_times(rescale=True), tolerance=1e-8)

@@ -158,7 +158,7 @@ def test_gradients_stop_at_the_graph():
         (
             lambda: AttentionGraph([[1]]).eigenvector("both"),
             ValueError,
-            "side must be one of ('right', 'left'), got 'both'",
+            "side must be one of ('right', 'left', 'symmetric'), got 'both'",
         ),
         (
             lambda: AttentionGraph([[1]]).degree("left"),

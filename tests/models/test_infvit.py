@@ -194,7 +194,6 @@ def test_input_size_can_be_reset():
         ({"attention": "mlla", "decay": "geometric"}, "decay='geometric'"),
         ({"attention": "softmax", "attention_options": {"queries": 3}}, "queries"),
         ({"attention": "softmax", "activation": "relu"}, "activation"),
-        ({"learn_gamma": True, "readout": "series"}, "learn_gamma=True"),
         ({"mlla_block": True}, "mlla_block=True"),
         ({"attention": "mlla", "mlla_block": True, "mlp_chunk": 4}, "mlp_chunk"),
         ({"global_pool": "token", "class_token": False}, "class_token=False"),

@@ -184,3 +184,23 @@ def test_wrong_use_is_one_line(options, message):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         small().attention_maps(images(), **options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("attention", ["infsa_pure", "infsa_linear"])
+@pytest.mark.parametrize("method", ["last", "rollout", "tokenrank", "katz", "gradient", "degree"])
+def test_gelu_maps_are_non_negative_and_sum_to_one(attention, method):
+    maps = small(attention, activation="gelu").attention_maps(images(), method=method)
+    assert (maps >= 0).all()
+    torch.testing.assert_close(maps.sum((1, 2)), torch.ones(2))
+
+
+@pytest.mark.parametrize("attention", ["infsa_pure", "infsa_linear"])
+def test_gelu_map_averages_heads_then_clamps_then_normalises(attention):
+    model = small(attention, activation="gelu").double()
+    x, grid = model.embed(images().double())
+    x = model.blocks[0](x, grid, 1)
+    weights = model.blocks[1].attn.weights(model.blocks[1].norm1(x), grid, 1)
+    assert (weights < 0).any()
+    row = weights.mean(1)[:, 0, 1:].clamp_min(0)
+    expected = (row / row.sum(-1, keepdim=True)).unflatten(-1, grid)
+    torch.testing.assert_close(model.attention_maps(images().double()), expected)

@@ -1,5 +1,6 @@
 """The token graph itself: how it is built, its spectral radius, and whether its path series converges."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -101,11 +102,20 @@ class TokenGraph:
     def eigenvector(self, side: str = "left") -> Tensor:
         """Perron vector v (N,): v >= 0, Σv = 1, Aᵀ v = ρ v (`"left"`: attended to) or A v = ρ v (`"right"`).
 
+        `"symmetric"` is the eigenvector centrality of A + Aᵀ, for which links count in both directions. It exists
+        for every graph with an edge; tokens outside the strongest component score 0.
+
+        Example:
+            >>> AttentionGraph([[0.0, 1.0], [0.0, 0.0]]).eigenvector("symmetric")
+            tensor([0.5000, 0.5000], dtype=torch.float64)
+
         On a reducible graph it is one such vector; a graph without a cycle has none. Matrix-free, ρ keeps
         only half its digits in the rare case of equally strong components that lead to one another.
         """
-        check_choice("side", side, SIDES)
+        check_choice("side", side, (*SIDES, "symmetric"))
         rho, vector = self._perron_pair(side)
+        if side == "symmetric" and rho == 0:
+            raise ValueError(f"no eigenvector of A + Aᵀ: the graph of {self.size} tokens has no edge")
         self._need_cycle(rho)
         return vector.clone()
 
@@ -116,7 +126,7 @@ class TokenGraph:
     def _perron_pair(self, side: str) -> tuple[float, Tensor]:
         if side not in self._perron:
             rho, v = self._stored_perron(side) if self.is_dense else self._iterated_perron(side)
-            product = self._operator.right if side == "right" else self._operator.left
+            product = self._product(side)
             self.residuals[f"eigenvector_{side}"] = krylov.relative(product(v) - rho * v, rho * v)
             self._perron[side] = rho, v
         return self._perron[side]
@@ -124,10 +134,15 @@ class TokenGraph:
     def _stored_perron(self, side: str) -> tuple[float, Tensor]:
         assert isinstance(self._operator, DenseOperator)
         A = self._operator.matrix
-        return perron.perron_vector(A if side == "right" else A.mT)
+        return perron.perron_vector({"right": A, "left": A.mT, "symmetric": A + A.mT}[side])
+
+    def _product(self, side: str) -> Callable[[Tensor], Tensor]:
+        """x to A x, Aᵀ x or (A + Aᵀ) x."""
+        right, left = self._operator.right, self._operator.left
+        return {"right": right, "left": left, "symmetric": lambda x: right(x) + left(x)}[side]
 
     def _iterated_perron(self, side: str) -> tuple[float, Tensor]:
-        product = self._operator.right if side == "right" else self._operator.left
+        product = self._product(side)
         ones = self._operator.ones
         if krylov.is_nilpotent(product, ones):
             return 0.0, torch.zeros_like(ones)
@@ -158,14 +173,19 @@ class TokenGraph:
             f"{method} needs an N×N matrix, N = {self.size} > max_dense = {self._max_dense}; use {instead}"
         )
 
-    def _solve(self, name: str, b: Tensor, *, side: str = "right") -> Tensor:
-        """Solve (I − γA) x = b, or with Aᵀ for the left side, b (N,) or, if dense, (N, N)."""
-        self._need_convergence()
+    def _solve(self, name: str, b: Tensor, *, side: str = "right", scale: float = 1.0) -> Tensor:
+        """Solve (I − γsA) x = b, or with Aᵀ for the left side, b (N,) or, if dense, (N, N).
+
+        A `scale` s other than 1 is one over the largest row sum, so that the series surely converges.
+        """
+        if scale == 1:
+            self._need_convergence()
+        gamma = self.gamma * scale
         product = self._operator.right if side == "right" else self._operator.left
         if isinstance(self._operator, DenseOperator):
             A = self._operator.matrix if side == "right" else self._operator.matrix.mT
-            x = torch.linalg.solve(torch.eye(self.size, dtype=A.dtype, device=A.device) - self.gamma * A, b)
-            self.residuals[name] = krylov.relative(b + self.gamma * (A @ x) - x, x)
+            x = torch.linalg.solve(torch.eye(self.size, dtype=A.dtype, device=A.device) - gamma * A, b)
+            self.residuals[name] = krylov.relative(b + gamma * (A @ x) - x, x)
         else:
-            x, self.residuals[name] = krylov.richardson(lambda x: self.gamma * product(x), b)
+            x, self.residuals[name] = krylov.richardson(lambda x: gamma * product(x), b)
         return x

@@ -113,17 +113,28 @@ class AttentionGraph(TokenGraph):
         P[n, n] = 1
         return P
 
-    def fundamental_matrix(self) -> Tensor:
-        """N = (I − M)^{-1} = Č + I (N, N): expected visits to token j of a walk from token i, start included."""
-        A = self._matrix("fundamental_matrix", "absorption_times, katz_in or katz_out")
-        return self._solve("fundamental_matrix", torch.eye(self.size, dtype=A.dtype, device=A.device))
+    def fundamental_matrix(self, rescale: bool = False) -> Tensor:
+        """N = (I − M)^{-1} (N, N): expected visits to token j of a walk from token i, start included.
 
-    def absorption_times(self) -> Tensor:
+        With `rescale` the chain is that of `canonical_form(rescale=True)`; without, N = Č + I.
+
+        Example:
+            >>> graph = AttentionGraph([[0.0, 2.0], [0.0, 0.0]], gamma=0.5)
+            >>> graph.fundamental_matrix(rescale=True)[0, 1]
+            tensor(1., dtype=torch.float64)
+        """
+        A = self._matrix("fundamental_matrix", "absorption_times, katz_in or katz_out")
+        ones = torch.eye(self.size, dtype=A.dtype, device=A.device)
+        return self._solve("fundamental_matrix", ones, scale=self._row_scale(A.sum(dim=1), rescale))
+
+    def absorption_times(self, rescale: bool = False) -> Tensor:
         """N 1 (N,): expected tokens visited by a walk from each token before it is absorbed.
 
-        The number is a time only where `absorption` accepts the graph; elsewhere it is still a path sum.
+        The number is a time only where `absorption` accepts the graph, or with `rescale`, as in
+        `fundamental_matrix`; elsewhere it is still a path sum.
         """
-        return self._solve("absorption_times", self._operator.ones)
+        scale = self._row_scale(self.path_scores(1), rescale)
+        return self._solve("absorption_times", self._operator.ones, scale=scale)
 
     def _row_scale(self, sums: Tensor, rescale: bool) -> float:
         """What to multiply γA by: 1, or 1/σ when `rescale` is asked for and γσ > 1."""

@@ -1,5 +1,7 @@
 """The Pre-LN transformer block: whatever the attention, the rest is the same."""
 
+from typing import Any
+
 import torch
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
@@ -38,9 +40,17 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, hidden, drop=dropout, device=device, dtype=dtype) if hidden else None
         self.drop_path2 = DropPath(drop_path)
 
-    def attend(self, x: Tensor, grid: tuple[int, int], num_prefix: int, key_mask: Tensor | None = None) -> Tensor:
-        """The attention branch before it is added: (B, N, D)."""
-        return self.attn(self.norm1(x), grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+    def attend(
+        self,
+        x: Tensor,
+        grid: tuple[int, int],
+        num_prefix: int,
+        key_mask: Tensor | None = None,
+        power: int | None = None,
+    ) -> Any:
+        """The attention branch before it is added: (B, N, D); with ``power`` a pair, see :meth:`Attention.forward`."""
+        further = {} if power is None else {"power": power}
+        return self.attn(self.norm1(x), grid=grid, num_prefix=num_prefix, key_mask=key_mask, **further)
 
     def add(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention branch, then the MLP branch."""

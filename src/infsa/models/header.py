@@ -98,6 +98,7 @@ MECHANISM_OPTIONS = {  # of attention_options; each mechanism takes some of them
     "hops": either(whole(1, 1 << 10), one_of(math.inf)),
     "impl": one_of(*NAMES),
     "iterations": whole(1, 1 << 10),
+    "key_rank": whole(0, 1 << 16),
     "kernel_size": whole(1, 63),
     "landmarks": whole(1, 1 << 10),
     "newton_steps": whole(1, 1 << 10),

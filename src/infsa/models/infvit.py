@@ -46,7 +46,7 @@ class InfViT(TimmInterface):
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``, for the layers with InfSA.
         decay: ``"constant"`` (γ at every layer) or ``"geometric"`` (γ^l at layer l).
         readout: ``"last"`` classifies the last layer; ``"series"`` classifies LN(Σ_l γ^l Z^(l)), the attention
-            outputs after their projection and without their own γ.
+            outputs after their projection and without their own γ; a learned γ is that of each head.
         class_token: prepend a CLS token.
         reg_tokens: register tokens after it.
         pos_embed: ``"learn"``, ``"sincos"`` or ``"none"``.
@@ -146,7 +146,7 @@ class InfViT(TimmInterface):
                 self.blocks.append(MLLABlock(embed_dim, num_heads, mlp_ratio=mlp_ratio, **shared))
                 continue
             name = layers[layer - 1]
-            own = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
+            own: dict[str, Any] = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
             if name == "performer":
                 own["seed"] = layer  # every layer its own random features
             own |= {**shared, **options[name]}
@@ -198,8 +198,6 @@ class InfViT(TimmInterface):
                 nn.init.normal_(token, std=1e-6)
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-
-    # Resolution and positions
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""
@@ -280,8 +278,6 @@ class InfViT(TimmInterface):
             tokens = [torch.cat(tokens, 1) + positions]
         return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], 1)
 
-    # Forward
-
     def key_mask(self, patch_mask: Tensor | None, grid: tuple[int, int]) -> Tensor | None:
         """A patch mask (B, h, w), True for real patches, as a token mask (B, N); prefix tokens are real."""
         if patch_mask is None:
@@ -329,8 +325,8 @@ class InfViT(TimmInterface):
                 x = (step or self._step)(index, block, x, context, leaving)
             else:
                 assert isinstance(block, Block)
-                attended = self._checkpointed(block.attend, x, *context)
-                total = total + self.gamma ** (index + 1) * self._without_decay(block, attended, index + 1)
+                attended, term = self._series_term(index, block, x, context)
+                total = total + term
                 x = self._checkpointed(block.add, x, attended)
             if visit is not None:
                 visit(index, before, x)
@@ -350,6 +346,15 @@ class InfViT(TimmInterface):
         if self.grad_checkpointing and torch.is_grad_enabled():
             return checkpoint(function, *arguments)
         return function(*arguments)
+
+    def _series_term(self, index: int, block: Block, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """The attention branch of a layer and γ^l Z^(l), γ each head's own where it is learned: (B, N, D) each."""
+        layer = index + 1
+        if self.arguments["learn_gamma"]:
+            power = 1 if self.decay == "geometric" else layer  # what geometric layers learn is γ^l itself
+            return self._checkpointed(block.attend, x, *context, power)  # type: ignore[return-value]
+        attended = self._checkpointed(block.attend, x, *context)
+        return attended, self.gamma**layer * self._without_decay(block, attended, layer)
 
     def _without_decay(self, block: Block, attended: Tensor, layer: int) -> Tensor:
         """Z^(l): one hop of attention is affine in γ, so γ can be divided out of its output."""

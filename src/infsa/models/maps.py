@@ -83,7 +83,13 @@ def attention_maps(
         target: ``"gradient"`` only: class per image, (B,) or one; default the predicted class.
         seed: ``"random"`` only.
 
-    A map of zeros becomes uniform; a warning counts them.
+    Weights that are negative after the mean over heads, as with ``activation="gelu"``, are clamped at zero. A map of
+    zeros becomes uniform; a warning counts them.
+
+    Example:
+        >>> model = infsa.models.InfViT(32, 8, embed_dim=16, num_heads=2, attention="infsa_pure", activation="gelu")
+        >>> model.attention_maps(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 4, 4])
     """
     with _evaluating(model):
         scores, _ = _read(model, images, Reading(method, layer, head, target, seed), stop=True)
@@ -167,19 +173,19 @@ def _weights(model: "InfViT", reading: Reading, place: int, x: Tensor, grid: tup
 
 
 def _mean_head(weights: Tensor, head: int | None) -> Tensor:
-    """(B, H, R, N) -> (B, R, N), R = N or 1, at least in float32."""
+    """(B, H, R, N) -> (B, R, N), R = N or 1, at least in float32; what GELU leaves below zero becomes zero."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    return weights.mean(1) if head is None else weights[:, head]
+    return (weights.mean(1) if head is None else weights[:, head]).clamp_min(0)
 
 
 def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: range) -> tuple[Tensor, Tensor]:
     """row · Π (I + mean_h(∇A ∘ A)₊), and the last tokens; ∇A = G vᵀ, with G the gradient of the head outputs."""
-    outputs: list[Tensor] = []  # concatenated heads of each block
+    outputs: dict[int, Tensor] = {}  # concatenated heads of each block
     hooks = []
     for place in places:
         attn = with_map(model.blocks[place]).attn
         entry = attn.proj if attn.extra is None else attn.extra
-        hooks.append(entry.register_forward_pre_hook(lambda _, args: outputs.append(args[0])))
+        hooks.append(entry.register_forward_pre_hook(lambda _, args, place=place: outputs.setdefault(place, args[0])))
     kept: dict[int, Tensor] = {}
 
     def keep(index: int, before: Tensor, after: Tensor) -> None:
@@ -192,7 +198,7 @@ def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: 
             tokens = model.run_blocks(x, grid, visit=keep)
             logits = model.forward_head(model.norm(tokens))
             score = logits.gather(1, _classes(reading.target, logits)[:, None]).sum()
-            gradients = torch.autograd.grad(score, outputs)
+            gradients = dict(zip(outputs, torch.autograd.grad(score, list(outputs.values())), strict=True))
     finally:
         for hook in hooks:
             hook.remove()

@@ -146,6 +146,12 @@ class PureInfSA(nn.Module):
         ``key_mask`` (B, N) is True for real tokens. An ``attn_mask`` that forbids every later token is
         recognised as causal, with the prefix norm, even if ``is_causal`` is not set.
         """
+        return project_out(self._joined(x, key_mask, attn_mask, is_causal), self.extra, self.proj)
+
+    def _joined(
+        self, x: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The heads before the output projection, γ included: (B, N, D)."""
         z = packed_attention(
             self._packed(zero_padding(x, key_mask)),
             gamma=self.decay(),
@@ -159,7 +165,7 @@ class PureInfSA(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             impl=self.impl,
         )
-        return project_out(merge_heads(z), self.extra, self.proj)
+        return merge_heads(z)
 
     def weights(
         self,
@@ -191,6 +197,31 @@ class PureInfSA(nn.Module):
         return self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
 
 
+class LowRank(nn.Module):
+    """x Aᵀ Bᵀ with A (rank, D) random and B (D, rank) zero at the start: (B, N, D) -> (B, N, D)."""
+
+    def __init__(
+        self, dim: int, rank: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.empty(rank, dim, device=device, dtype=dtype))
+        self.up = nn.Parameter(torch.empty(dim, rank, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Make the map zero again."""
+        nn.init.trunc_normal_(self.down, std=self.down.shape[1] ** -0.5)
+        nn.init.zeros_(self.up)
+
+    def weight(self) -> Tensor:
+        """B A: (D, D)."""
+        return self.up @ self.down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply B A."""
+        return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
+
+
 class LinearInfSA(nn.Module):
     """Multi-head Linear-InfSA: tokens pooled by centrality, the result given to every token.
 
@@ -202,6 +233,8 @@ class LinearInfSA(nn.Module):
         num_heads: H; must divide ``dim``.
         tied: share the query and key projection, as in the paper. Untied heads can die: if every score of a
             head is negative, its output is zero.
+        key_rank: untie queries and keys in part: keys are the shared queries plus a learned linear map of the tokens of
+            this rank, zero at the start; 0, the default, leaves them tied.
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head.
         activation: ``"relu"``, ``"gelu"`` or ``"abs"``.
@@ -226,6 +259,7 @@ class LinearInfSA(nn.Module):
         num_heads: int = 64,
         *,
         tied: bool = True,
+        key_rank: int = 0,
         gamma: float = 0.7,
         learn_gamma: bool = False,
         activation: str = "relu",
@@ -246,6 +280,9 @@ class LinearInfSA(nn.Module):
         check_count(queries, "queries")
         check_eps(eps)
         check_impl(impl, "linear")
+        check_count(key_rank, "key_rank", at_least=0)
+        if key_rank and not tied:
+            raise ValueError(f"key_rank={key_rank} needs tied=True, got tied=False")
         if chunk_size is not None:
             check_count(chunk_size, "chunk_size")
             if queries > 1 or iterations > 1:
@@ -257,6 +294,7 @@ class LinearInfSA(nn.Module):
         self.chunk_size, self.eps, self.impl = chunk_size, eps, impl
         self.q = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.k = None if tied else nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.key_difference = LowRank(dim, key_rank, device=device, dtype=dtype) if key_rank else None
         self.v = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
         self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
         self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
@@ -295,13 +333,19 @@ class LinearInfSA(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         check_tokens(x, self.proj.out_features)
         q = split_heads(self.q(x), self.num_heads)
+        if self.key_difference is not None:
+            return q, q + split_heads(self.key_difference(x), self.num_heads)
         return q, q if self.k is None else split_heads(self.k(x), self.num_heads)
 
     def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
-        values, groups = self._pooled_values(x, key_mask, is_causal)
-        rows = merge_heads(values) if groups is not None else values.reshape(x.shape[0], 1, self.proj.in_features)
+        rows, groups = self._joined_rows(x, key_mask, is_causal)
         return project_out(rows, self.extra, self.proj), groups
+
+    def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+        """The same before the output projection."""
+        values, groups = self._pooled_values(x, key_mask, is_causal)
+        return merge_heads(values) if groups is not None else values.reshape(len(x), 1, self.proj.in_features), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
@@ -320,7 +364,10 @@ class LinearInfSA(nn.Module):
         }
         scored = [self.q] if self.k is None else [self.q, self.k]
         if plain_layers(*scored) and type(self.v) is nn.Linear:
-            projections = (_parameters(self.q), None if self.k is None else _parameters(self.k), _parameters(self.v))
+            keys = None if self.k is None else _parameters(self.k)
+            if self.key_difference is not None:
+                keys = (self.q.weight + self.key_difference.weight(), self.q.bias)
+            projections = (_parameters(self.q), keys, _parameters(self.v))
             return projected_values(x, self.num_heads, *projections, gamma=self.decay(), **options)
         x = zero_padding(x, key_mask)
         pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)

@@ -145,6 +145,8 @@ def shard_model(model: InfViT, group: Group) -> ShardedInfViT:
     layers = [getattr(block, "attn", block) for block in model.blocks]
     if not all(type(layer) in (LinearInfSAAttention, PureInfSAAttention) for layer in layers):
         raise ValueError(f"shard_model needs attention 'infsa_linear' or 'infsa_pure', got {model.attention!r}")
+    if model.readout == "series" and model.arguments["learn_gamma"]:
+        raise ValueError("shard_model with readout='series' needs a fixed gamma, got learn_gamma=True")
     ranks = Ranks.of(group)
     shard_each(layers, ranks)
     model.__class__ = ShardedInfViT

@@ -212,5 +212,5 @@ def check_map(network: Network, layer: int, head: int | None) -> int:
     if head is not None and (isinstance(head, bool) or not 0 <= head < heads):
         raise ValueError(f"head must lie in [0, {heads}), got {head!r}")
     if attention(network.model.blocks[layer]).activation == "gelu":
-        raise ValueError("no attention map with activation='gelu': its weights can be negative")
+        raise ValueError("a streamed map needs weights of at least 0, got activation='gelu': use model.attention_maps")
     return layer % depth

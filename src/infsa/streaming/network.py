@@ -205,6 +205,8 @@ def check_model(model: nn.Module) -> None:
                 "streaming needs attention='infsa_linear' at every layer, whose tokens meet only in sums, "
                 f"got attention={model.attention!r}"
             )
+    if model.readout == "series" and model.arguments["learn_gamma"]:
+        raise ValueError("streaming with readout='series' needs a fixed gamma, got learn_gamma=True")
     if model.global_pool == "":
         raise ValueError("streaming needs a global_pool, got '': dense features are read region by region")
     for name, module in model.named_modules():

@@ -70,11 +70,14 @@ def test_mechanisms_without_a_map_say_why(name):
 
 
 @pytest.mark.parametrize("name", ["infsa_pure", "infsa_linear"])
-def test_gelu_has_no_map(name):
-    module = build(name, activation="gelu")
-    assert module(tokens(), BASE).isfinite().all()
-    with pytest.raises(ValueError, match="activation='gelu'"):
-        module.weights(tokens(), BASE)
+def test_gelu_weights_are_signed(name):
+    """They are what the heads are made of; maps clamp them."""
+    module, x = build(name, activation="gelu").double(), tokens().double()
+    weights = module.weights(x, BASE)
+    assert (weights < 0).any()
+    heads = (weights @ module.values(x)).transpose(1, 2).flatten(2)
+    expected = module.proj(heads).expand_as(x)
+    torch.testing.assert_close(module(x, BASE), expected, rtol=1e-10, atol=1e-10)
 
 
 def effective_weights(name, module, x):

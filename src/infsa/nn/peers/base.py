@@ -1,6 +1,6 @@
 """The scaffold of the compared mechanisms: one constructor, one forward, one kind of map."""
 
-from typing import ClassVar, Required, TypedDict
+from typing import Any, ClassVar, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -71,20 +71,38 @@ class Attention(nn.Module):
         self.grid: Grid = (grid[0], grid[1])
         self.num_prefix = num_prefix
 
-    def forward(self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None, power: int | None = None
+    ) -> Any:
         """Attend: x (B, N, D) -> (B, N, D), N = num_prefix + h·w.
 
         ``key_mask`` (B, N) is True for real tokens. The others have no influence on real tokens, whatever they
         contain; their own rows of the result mean nothing. A mechanism that pools to one row returns an
         expanded view of it.
+
+        With ``power`` p, for mechanisms with a decay, the result is a pair: the above, and the same with γ_h^p instead
+        of γ_h at every head, each of which brings its equal share of the output bias.
         """
         layout = self._layout(x, grid, num_prefix, key_mask)
+        if power is not None:
+            return self._with_power(self._mix(layout.zero_masked(x), layout), power, x.shape[1])
         return self._output(layout.zero_masked(x), layout).expand(-1, x.shape[1], -1)
+
+    def _with_power(self, heads: Tensor, power: int, count: int) -> tuple[Tensor, Tensor]:
+        """The results of joined heads (B, N or 1, D) with γ and with γ^p: (B, count, D) each."""
+        gamma = self.get_submodule("decay")()
+        attended = project_out(heads, self.extra, self.proj)  # first: maps read the heads of this call
+        channels = torch.as_tensor(gamma ** (power - 1), device=heads.device).expand(self.num_heads)
+        scaled = (heads * channels.repeat_interleave(self.head_dim)).to(heads.dtype)
+        share = torch.as_tensor(gamma**power, device=heads.device).mean()
+        raised = project_out(scaled, self.extra, self.proj) + (share - 1).to(heads.dtype) * self.offset()
+        return attended.expand(-1, count, -1), raised.expand(-1, count, -1)
 
     def weights(self, x: Tensor, grid: Grid, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:
         """How much each token takes from each: (B, H, N, N), or (B, H, 1, N) where all take the same.
 
-        Non-negative, in the type of x, without γ. Refused where the mechanism has no such weights.
+        Non-negative (but for InfSA with GELU, whose maps are clamped), in the type of x, without γ. Refused where the
+        mechanism has no such weights.
         """
         self._require_map()
         layout = self._layout(x, grid, num_prefix, key_mask)
@@ -118,6 +136,10 @@ class Attention(nn.Module):
 
     def reset_own(self) -> None:
         """Draw the parameters and buffers that belong to no submodule."""
+
+    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        """The joined heads before the output projection: (B, N, D) or (B, 1, D)."""
+        raise NotImplementedError
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         """The result for x with masked rows zeroed: (B, N, D), or (B, 1, D) where all rows are equal."""

@@ -32,10 +32,6 @@ class CoreAttention(Attention):
         self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
         self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
 
-    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
-        """The joined heads before the output projection: (B, N, D) or (B, 1, D)."""
-        raise NotImplementedError
-
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         y = project_out(self._mix(x, layout), self.extra, self.proj)
         return cast_output(y, y.dtype)  # saturates in float16, as the core did

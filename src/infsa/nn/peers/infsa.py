@@ -30,6 +30,7 @@ class LinearOptions(Options, total=False):
     """Those of Linear-InfSA."""
 
     tied: bool
+    key_rank: int
     iterations: int
     queries: int
 
@@ -41,7 +42,7 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
         gamma: see :class:`infsa.nn.PureInfSA`, as for all that follow.
         learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
+        activation: with ``"gelu"`` weights can be negative; maps clamp them at zero.
         hops: path lengths summed inside the layer.
         dropout: on the attention weights, in training.
         impl: which implementation runs.
@@ -62,8 +63,10 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         return PureInfSA.forward(self, x, layout.key_mask)
 
+    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._joined(x, layout.key_mask)
+
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
-        _refuse_negative(self.name, self.activation)
         return PureInfSA.weights(self, x, layout.key_mask)
 
     def _values(self, x: Tensor) -> Tensor:
@@ -76,9 +79,10 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
     Args:
         dim, num_heads, grid, num_prefix: see :class:`Attention`; ``grid`` changes nothing.
         tied: see :class:`infsa.nn.LinearInfSA`, as for all that follow.
+        key_rank: rank of the difference between keys and queries.
         gamma: decay.
         learn_gamma: learn one γ per head.
-        activation: ``"gelu"`` has no map: its weights can be negative.
+        activation: with ``"gelu"`` weights can be negative; maps clamp them at zero.
         iterations: scoring rounds.
         queries: central queries per head.
         impl: which implementation runs.
@@ -100,8 +104,11 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
         rows, groups = self._rows(x, layout.key_mask, False)
         return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
 
+    def _mix(self, x: Tensor, layout: Layout) -> Tensor:
+        rows, groups = self._joined_rows(x, layout.key_mask, False)
+        return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
+
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
-        _refuse_negative(self.name, self.activation)
         weights = LinearInfSA.weights(self, x, layout.key_mask)
         if self.queries == 1:
             return weights.unsqueeze(2)
@@ -110,8 +117,3 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
 
     def _values(self, x: Tensor) -> Tensor:
         return scale_heads(split_heads(self.v(x), self.num_heads), self.decay())
-
-
-def _refuse_negative(name: str, activation: str) -> None:
-    if activation == "gelu":
-        raise ValueError(f"{name} has no attention map with activation='gelu': its weights can be negative")
