@@ -3,16 +3,7 @@
 from pathlib import Path
 
 from pages.front import NAMES, accuracy, front_table, ledger_line
-from pages.kernel_tables import (
-    bar_table,
-    eager_table,
-    kernel_table,
-    linear_table,
-    memory_table,
-    model_table,
-    pure_table,
-    short_table,
-)
+from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
 from pages.scale import TABLES as SCALE
 
@@ -74,10 +65,9 @@ def control_table() -> str:
     return Table(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines).markdown()
 
 
-def measured(name: str) -> dict[str, object] | None:
-    """A result file, if it exists yet."""
-    path = RESULTS / f"{name}.json"
-    return read_json(path) if path.exists() else None
+def measured(name: str) -> dict[str, object]:
+    """A result file."""
+    return read_json(RESULTS / f"{name}.json")
 
 
 TABLES = {
@@ -88,14 +78,9 @@ TABLES = {
     "docs/choosing.md": {"facts": facts_table},
     "docs/scale.md": SCALE,
     "docs/kernels.md": {
-        "kernels": lambda: kernel_table(measured("kernels-h200")),
-        "pure": lambda: pure_table(measured("pure-h200")),
-        "eager": lambda: eager_table(measured("pure-h200")),
+        "attention": lambda: attention_table(measured("kernels-h200"), measured("pure-h200")),
         "linear": lambda: linear_table(measured("linear-choice-h200")),
-        "memory": lambda: memory_table(measured("kernels-growth-h200")),
-        "short": lambda: short_table(measured("kernels-growth-h200")),
         "models": lambda: model_table(measured("models-h200")),
-        "bars": lambda: bar_table(measured("models-h200")),
     },
 }
 

@@ -40,7 +40,7 @@ def intensity(heads: int, width: int, n: int) -> float:
 
 
 def roofline(kernels: Content) -> Figure:
-    """Rates of the forward passes under what the GPU does at most; triangles, dots and squares: width 16, 64, 128."""
+    """Roofline of the forward passes; triangles, dots and squares are heads of width 16, 64 and 128."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     peak, stream = kernels["ceilings"]["tflops"], kernels["ceilings"]["tb_per_s"]
@@ -53,7 +53,7 @@ def roofline(kernels: Content) -> Figure:
             x, y = intensity(row["heads"], row["width"], row["n"]), row["times"][name]["tflops"]
             mark = {16: "^", 64: "o", 128: "s"}.get(row["width"], "d")
             axes.plot([x], [y], mark, color=COLOURS[name], label=None if place else label, markersize=5)
-    axes.set(xscale="log", yscale="log", xlabel="operations per byte of inputs and output", ylabel="TFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte of inputs and output", ylabel="TFLOP/s")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     _finish(axes, f"Attention forward, bfloat16, {kernels['provenance'].get('gpu', '')}")
     return figure

@@ -45,10 +45,6 @@ CONSTANTS = {  # page -> numbers that nobody measured
     },
     "kernels.md": {
         "8.0": "a GPU",
-        "8.6": "a GPU",
-        "3.6": "a version of Triton",
-        "3.9": "a version of Triton",
-        "165": "the authors' package, AUTHORS_MS of benchmarks/models.py",
     },
     "cohort.md": {"4": "the default of --memory"},
     "models.md": {

@@ -154,7 +154,79 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("name", SENTENCES)
-def test_sentences_hold(name):
-    assert name in marked("docs/benchmarks.md")
-    assert SENTENCES[name]()
+def kernels(part="pure", file="kernels-h200", **fields):
+    rows = read_json(RESULTS / f"{file}.json")[part]
+    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
+
+
+def host(method, passes):
+    """Microseconds that an eager call takes the host."""
+    return statistics.median(row[f"{passes}_us"] for row in kernels("eager", "pure-h200", method=method))
+
+
+def growth(**fields):
+    return kernels("growth", "kernels-growth-h200", width=64, **fields)
+
+
+def layers(impl):
+    rows = read_json(RESULTS / "linear-choice-h200.json")["rows"]
+    return {
+        (r["n"], r["dtype"]): (r["forward_ms"], r["both_ms"]) for r in rows if (r["what"], r["impl"]) == ("layer", impl)
+    }
+
+
+def training(case):
+    """Time of a training step of a Linear model over that of our ViT, eager."""
+    found = read_json(RESULTS / "eager-h200.json")["rows"][case]
+    return found["linear"]["train"]["ms"] / found["vit"]["train"]["ms"]
+
+
+def any_size():
+    return read_json(RESULTS / "any-size-h200.json")
+
+
+KERNELS = {
+    "pure-forward-faster": lambda: (
+        all(min(row["ratios"][name] for name in ("sdpa_flash", "sdpa_cudnn")) > 1 for row in kernels(passes="forward"))
+        and all(row["ratio"] < 1 for row in kernels("attention", "pure-h200", passes="forward"))
+    ),
+    "pure-short-slower": lambda: all(
+        row["times"]["sdpa_cudnn"]["ms"] < row["times"]["infsa"]["ms"] for row in growth(n=1024)
+    ),
+    "pure-both-faster-than-flash": lambda: all(row["ratios"]["sdpa_flash"] > 1 for row in kernels(passes="both")),
+    "pure-both-cudnn": lambda: all(
+        1 < row["ratio"] < 1.05 if row["width"] == 128 else row["ratio"] < 1
+        for row in kernels("attention", "pure-h200", passes="both")
+    ),
+    "pure-memory-third": lambda: all(
+        0.3 < row["memory"]["sdpa_cudnn"] < 0.36 and row["memory"]["sdpa_flash"] < 0.36
+        for row in kernels(passes="both")
+    ),
+    "linear-fused-faster": lambda: all(
+        a < b for case, ours in layers("fused").items() for a, b in zip(ours, layers("chunked")[case], strict=True)
+    ),
+    "pure-host-twice": lambda: all(
+        1.5 < host(name, passes) / host("softmax, fused (SDPA)", passes) < 2
+        for name in ("Pure InfSA", "Pure InfSA, causal")
+        for passes in ("forward", "both")
+    ),
+    "eager-linear-training": lambda: training("24 224 64") > 1 < training("4 224 64") and training("24 1024 4") < 1,
+    "flex-eight-times": lambda: all(
+        8 < row["times"]["flex_relu"]["ms"] / row["times"]["infsa"]["ms"] < 9 for row in kernels("flex")
+    ),
+    "fast-new-size": lambda: any_size()["bars"]["first call of a new size, worst, s"]["value"] < 1 / 20,
+    "fast-second-call": lambda: (
+        any_size()["bars"]["second call / a model of that size alone, worst"]["value"] < 1 + 1 / 6
+    ),
+    "fast-fp8": lambda: (
+        0.77 < any_size()["fixed"]["9216 fp8"]["ms"] / any_size()["fixed"]["9216"]["ms"] < 0.82
+        and any_size()["fixed"]["9216 fp8"]["relative"] < 0.1
+    ),
+}
+PAGES = {"docs/benchmarks.md": SENTENCES, "docs/kernels.md": KERNELS}
+
+
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page, found in PAGES.items() for name in found])
+def test_sentences_hold(page, name):
+    assert name in marked(page)
+    assert PAGES[page][name]()

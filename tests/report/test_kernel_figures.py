@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 from pages.kernel_figures import draw_kernels, intensity
-from pages.kernel_tables import (
-    NOT_YET,
-    bar_table,
-    kernel_table,
-    linear_table,
-    memory_table,
-    model_table,
-    short_table,
-)
+from pages.kernel_tables import attention_table, linear_table, model_table
 from PIL import Image
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
@@ -81,18 +73,14 @@ def test_figures_and_tables(script, tmp_path):
     assert first == [path.read_bytes() for path in draw_kernels(content, tmp_path, whole)], "the same bytes again"
     assert Image.open(files[1]).width > Image.open(files[0]).width
     draw_kernels(content, tmp_path)
-    table = kernel_table(content)
-    assert "| H16 d64 N16384, forward | 1.833 ± 0.005 |" in table
-    assert table.count("1.25 | 2.00 |") == 3
-    assert "1.15 met" in table
-    assert "| 16384, forward | 1.00 | 1.00 | 1.00 |" in memory_table(content)
-    assert "| 1024, forward | 0.007 | 0.500 | 0.009 | – |" in short_table(content)
-    row = {"what": "layer", "n": 4096, "dtype": "float16"}
+    later = {"heads": 8, "width": 128, "n": 16384, "passes": "both", "is_causal": True}
+    table = attention_table(content, {"attention": [later | {"infsa_ms": [1.0, 2.0, 9.0], "cudnn_ms": [3.0] * 3}]})
+    assert "| 16 × 64, 16384 | 1.833 | 2.291 | 1.25 | – | – | – |" in table
+    assert "| 8 × 128, 16384, causal | – | – | – | 2.000 | 3.000 | 1.50 |" in table
+    row = {"what": "layer", "n": 4096, "dtype": "float32"}
     rows = [row | {"impl": "fused", "forward_ms": 0.3, "both_ms": 1.0}, row | {"impl": "chunked", "failed": "x"}]
-    assert "| 4096, float16 | 0.30 / 1.00 | – / – |" in linear_table({"rows": rows})
-    assert "| linear fast infer 1024 | 0.410 ± 0.000 | 0.26 | 0.25 |" in model_table(whole)
-    assert "budget" not in model_table(whole)
-    assert "| Linear 1024² against the ViT | 2.00 | 15.00 | true |" in bar_table(whole)
+    assert "| float32 | 4096 | 0.30 / 1.00 | – / – |" in linear_table({"rows": rows})
+    assert "| training, 4096² | 7.00 | – | – |" in model_table(whole)
 
 
 def test_every_bar_of_whole_models_is_judged(script):
@@ -133,6 +121,4 @@ def test_a_yardstick_that_is_no_number_allows_nothing(script):
 def test_a_file_without_speeds_is_named():
     with pytest.raises(ValueError, match="was a check red"):
         draw_kernels({"checks": [], "pure": []}, ".")
-    tables = (kernel_table, linear_table, memory_table, short_table, model_table, bar_table)
-    assert {table(None) for table in tables} == {NOT_YET}
     assert intensity(16, 64, 4096) == 2048
