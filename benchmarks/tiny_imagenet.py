@@ -4,7 +4,7 @@
     python benchmarks/tiny_imagenet.py collect runs/a benchmarks/results/tiny-imagenet-a.json
     python benchmarks/tiny_imagenet.py ship runs/a                # the best seeds become the package's weights
     infsa ablate --config benchmarks/tiny_imagenet.toml --epochs 30 --data npz:shard.npz --quality-images 400
-    python benchmarks/tiny_imagenet.py document                   # figures and tables of docs/training.md
+    python benchmarks/tiny_imagenet.py document                   # figures and table of docs/training.md
 
 A run that was cut off goes on where it stopped. `collect` keeps every number that the table and the curves are drawn
 from: configuration, versions, machine, accuracy per seed and epoch.
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from pages.marks import write_tables
-from pages.training import ablation_table, draw_comparison
+from pages.training import draw_comparison
 from safetensors.torch import save_file
 
 import infsa
@@ -82,15 +82,13 @@ def collect(out: Path, to: Path) -> None:
 
 @app.command()
 def document() -> None:
-    """Draw the figures and fill in the tables of docs/training.md, from the files in results/."""
+    """Draw the figures and fill in the table of docs/training.md, from the files in results/."""
     root = Path(__file__).parents[1]
     results, images = root / "benchmarks" / "results", root / "docs" / "images"
     shards = {path.stem[-1]: read_json(path) for path in sorted(results.glob("tiny-imagenet-?.json"))}
-    ablation = read_json(results / "ablation.json")
     draw_comparison(shards, images / "tiny-imagenet.png")
-    draw_ablation(ablation, images / "ablation.png")
-    tables = {"results": results_table(shards), "ablation": ablation_table(ablation)}
-    write_tables(root / "docs" / "training.md", tables)
+    draw_ablation(read_json(results / "ablation.json"), images / "ablation.png")
+    write_tables(root / "docs" / "training.md", {"results": results_table(shards)})
 
 
 def results_table(shards: dict[str, dict[str, list[dict[str, Any]]]]) -> str:

@@ -1,26 +1,15 @@
-"""The curves and the ablation table of docs/training.md."""
+"""The accuracy curves of docs/training.md."""
 
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from infsa.report.ablation import COLUMNS, cell
 from infsa.report.figures import BLUE, GREY, INK, ORANGE, RED
 from infsa.report.training import tidy
 
 MECHANISM_NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA", "mean": "mean"}
 MECHANISM_COLOURS = {"softmax": INK, "infsa_pure": ORANGE, "infsa_linear": BLUE, "mean": RED}
-
-
-def ablation_table(summary: dict[str, Any]) -> str:
-    """The rows of an ablation in Markdown, without the columns that no row has."""
-    rows = summary["rows"]
-    names = [name for name in COLUMNS if any(cell(row, name) for row in rows)]
-    lines = [[*rows[0]["point"], *(COLUMNS[name][0] for name in names)]]
-    lines.append(["---"] * len(lines[0]))
-    lines += [[*map(str, row["point"].values()), *(cell(row, name) or "none" for name in names)] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def draw_comparison(shards: dict[str, dict[str, list[dict[str, Any]]]], path: str | Path) -> Path:
