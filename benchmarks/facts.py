@@ -58,13 +58,6 @@ def candidates_table() -> str:
     return Table(["candidate", "cosine", "Spearman"], lines).markdown()
 
 
-def control_table() -> str:
-    """Accuracy with and without a mechanism that looks at all."""
-    names = {**NAMES, "mean": "mean pooling"}
-    lines = [[label, *(accuracy(shard, name) for shard in "ab")] for name, label in names.items()]
-    return Table(["attention", "top-1, shard a, %", "top-1, shard b, %"], lines).markdown()
-
-
 def measured(name: str) -> dict[str, object]:
     """A result file."""
     return read_json(RESULTS / f"{name}.json")
@@ -74,7 +67,7 @@ TABLES = {
     "README.md": {"front": front_table, "ledger": ledger_line},
     "docs/index.md": {"ledger": ledger_line},
     "docs/idea.md": {"candidates": candidates_table},
-    "docs/faq.md": {"control": control_table, "cost": cost_table},
+    "docs/faq.md": {"cost": cost_table},
     "docs/choosing.md": {"facts": facts_table},
     "docs/scale.md": SCALE,
     "docs/kernels.md": {

@@ -16,7 +16,7 @@ Shape = tuple[bool, int, int, int]  # causal, width, tokens, heads
 
 
 def attention_table(kernels: Content, pure: Content) -> str:
-    """Times of Pure InfSA and cuDNN's softmax by shape, in Markdown; the later run, ``pure``, wins where it has a row."""
+    """Times of Pure InfSA and cuDNN's softmax by shape, in Markdown; ``pure``, wins where both have a row."""
     times: dict[Shape, dict[str, tuple[float, float]]] = {}
     for row in kernels["pure"]:
         pair = (row["times"]["infsa"]["ms"], row["times"]["sdpa_cudnn"]["ms"])
