@@ -99,7 +99,7 @@ def test_estimate(image, monkeypatch, capsys):
         (["--page", "1"], 1, "page chooses an image of a TIFF, GIF or WebP, got page=1"),
         (["--bands", "red"], 2, "must be numbers such as 0,1,2, got 'red'"),
         (["--bands", "0,1,3"], 1, "has bands 0 to 2, got bands=[0, 1, 3]"),
-        (["--overwrite"], 2, "--overwrite goes with --map or --code"),
+        (["--overwrite"], 2, "--overwrite goes with --map, --regions or --code"),
         (["--code", "code.pt"], 1, "a scene code is written as .safetensors, got code.pt"),
     ],
 )

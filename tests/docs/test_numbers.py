@@ -47,6 +47,7 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "8.0": "a GPU",
     },
     "cohort.md": {"4": "the default of --memory"},
+    "licences.md": {"2.0": "the version of a licence"},
     "models.md": {
         "4": "MOST_BYTES of infsa.models.graphs",
         "4.8": "the tanh form of GELU, in tests/models/test_speed.py",

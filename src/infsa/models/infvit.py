@@ -167,7 +167,8 @@ class InfViT(TimmInterface):
     @property
     def attentions(self) -> tuple[str, ...]:
         """The mechanism of every layer."""
-        return layer_names(self.arguments["attention"], len(self.blocks))
+        names = self.arguments["attention"]
+        return (names,) * len(self.blocks) if isinstance(names, str) else tuple(names)
 
     @property
     def attention(self) -> str:

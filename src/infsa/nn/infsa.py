@@ -345,7 +345,9 @@ class LinearInfSA(nn.Module):
     def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The same before the output projection."""
         values, groups = self._pooled_values(x, key_mask, is_causal)
-        return merge_heads(values) if groups is not None else values.reshape(len(x), 1, self.proj.in_features), groups
+        return merge_heads(values) if groups is not None else values.reshape(
+            x.shape[0], 1, self.proj.in_features
+        ), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""

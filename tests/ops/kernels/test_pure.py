@@ -65,7 +65,9 @@ def test_widths(width, value_width):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("n", [1, 2, 32, 33])
 def test_lengths(n, is_causal):
-    assert_accurate(problem(2, n, heads=1), is_causal=is_causal)
+    """Two tokens are drawn many times: the terms of a gradient nearly cancel, so that one draw's error is luck."""
+    many = {"heads": 16, "batch": 4} if n == 2 else {"heads": 1}
+    assert_accurate(problem(2, n, **many), is_causal=is_causal)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 70), (33, 64)])
