@@ -14,7 +14,7 @@ from torch import nn
 
 import infsa
 from infsa.models import fast, graphs
-from infsa.models.block import Block
+from infsa.models.blocks import Block
 from infsa.models.embedding import embed
 from infsa.models.fp8 import round_rows, rounded_product
 from infsa.models.graphs import Graphs, Snapshot

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 import infsa
 from infsa.models import InfViT, fast, load_weights, read_weights, save_weights
 from infsa.models.exporting import export_model
-from infsa.models.patches import ConvStem, embed_patches, margin
+from infsa.models.patches import embed_patches
+from infsa.models.stem import ConvStem, margin
 
 from .helpers import NAMES, SMALL, images, small
 

@@ -16,7 +16,7 @@ EXACT = 1e-10
 def whole(model, x):
     """Logits, features before the classifier and dense features of the model on the whole image."""
     with torch.no_grad():
-        tokens = model.norm(model.run(x[None]))
+        tokens = model.norm(model.run_blocks(*model.embed(x[None])))
         dense = tokens[0, model.num_prefix_tokens :]
         return model.forward_head(tokens), model.forward_head(tokens, pre_logits=True), dense
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..models.patches import stage_widths
+from ..models.stem import stage_widths
 from .build import CLASSES, build_module, make_call
 from .cases import BASE, Case
 

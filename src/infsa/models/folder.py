@@ -15,7 +15,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from .header import parse
 from .infvit import InfViT
 from .options import WITH_DECAY
-from .patches import FIRST_CONV
+from .stem import FIRST_CONV
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"

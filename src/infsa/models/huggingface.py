@@ -125,10 +125,17 @@ class InfViTPreTrainedModel(PreTrainedModel):
         """Whether blocks are recomputed."""
         return self.infvit.grad_checkpointing
 
-    def _run(
-        self, pixel_values: Tensor, output_attentions: bool, output_hidden_states: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Normalised tokens, hidden states and attention weights."""
+    def _run(self, pixel_values: Tensor, *flags: bool | None) -> tuple[Tensor, dict[str, Any], bool]:
+        """Normalised tokens, hidden states and attention weights if asked for, and whether the result has names.
+
+        The flags are ``output_attentions``, ``output_hidden_states`` and ``return_dict`` of a call, or None for those
+        of the configuration.
+        """
+        names = ("output_attentions", "output_hidden_states", "return_dict")
+        output_attentions, output_hidden_states, return_dict = (
+            getattr(self.config, name, name == "return_dict") if flag is None else flag
+            for name, flag in zip(names, flags, strict=True)
+        )
         model = self.infvit
         embedded, grid = model.embed(pixel_values)
         hidden: list[Tensor] = []
@@ -142,7 +149,8 @@ class InfViTPreTrainedModel(PreTrainedModel):
                 attentions.append(weights.expand(-1, -1, before.shape[1], -1))
 
         tokens = model.norm(model.run_blocks(embedded, grid, visit=read))
-        return tokens, tuple(hidden) or None, tuple(attentions) or None
+        states = {"hidden_states": tuple(hidden) or None, "attentions": tuple(attentions) or None}
+        return tokens, states, bool(return_dict)
 
 
 class InfViTModel(InfViTPreTrainedModel):
@@ -161,14 +169,9 @@ class InfViTModel(InfViTPreTrainedModel):
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
         """Images (B, C, H, W) to ``last_hidden_state`` (B, N, D) and ``pooler_output`` (B, D)."""
-        attentions, hidden, as_dict = _switches(self.config, output_attentions, output_hidden_states, return_dict)
-        tokens, hidden_states, weights = self._run(pixel_values, attentions, hidden)
-        output = BaseModelOutputWithPooling(
-            last_hidden_state=tokens,
-            pooler_output=self.infvit.forward_head(tokens, pre_logits=True),
-            hidden_states=hidden_states,
-            attentions=weights,
-        )
+        tokens, states, as_dict = self._run(pixel_values, output_attentions, output_hidden_states, return_dict)
+        pooled = self.infvit.forward_head(tokens, pre_logits=True)
+        output = BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled, **states)
         return output if as_dict else output.to_tuple()
 
 
@@ -204,22 +207,11 @@ class InfViTForImageClassification(InfViTPreTrainedModel):
         **kwargs: Any,
     ) -> ImageClassifierOutput | tuple[Any, ...]:
         """Images (B, C, H, W) to ``logits`` (B, classes), with ``loss`` if ``labels`` (B,) are given."""
-        attentions, hidden, as_dict = _switches(self.config, output_attentions, output_hidden_states, return_dict)
-        tokens, hidden_states, weights = self._run(pixel_values, attentions, hidden)
+        tokens, states, as_dict = self._run(pixel_values, output_attentions, output_hidden_states, return_dict)
         logits = self.infvit.forward_head(tokens)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
-        output = ImageClassifierOutput(loss=loss, logits=logits, hidden_states=hidden_states, attentions=weights)
+        output = ImageClassifierOutput(loss=loss, logits=logits, **states)
         return output if as_dict else output.to_tuple()
-
-
-def _switches(config: InfViTConfig, *flags: bool | None) -> tuple[bool, bool, bool]:
-    """Arguments of a call where given, the configuration's otherwise."""
-    names = ("output_attentions", "output_hidden_states", "return_dict")
-    values = [
-        getattr(config, name, name == "return_dict") if flag is None else flag
-        for name, flag in zip(names, flags, strict=True)
-    ]
-    return bool(values[0]), bool(values[1]), bool(values[2])
 
 
 def image_processor(model: InfViT | InfViTPreTrainedModel | InfViTConfig) -> BitImageProcessor:

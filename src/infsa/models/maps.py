@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..graph import AttentionGraph
 from ..nn.infsa import split_heads
 from ..ops.checks import check_choice
-from .block import Block
+from .blocks import Block
 
 if TYPE_CHECKING:
     from .infvit import InfViT

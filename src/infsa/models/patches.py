@@ -1,104 +1,28 @@
-"""From pixels to tokens: patches, the convolutional stem and positions, of an image or of a window of its patch grid.
+"""From pixels to tokens: patches, positions and prefix tokens, of an image or of a window of its patch grid.
 
 A model knows a base grid (h0, w0). Patch (i, j) of an (h, w) image sits at ((i + ½) h0/h − ½, (j + ½) w0/w − ½)
 in base-grid units: the convention of bicubic resizing with align_corners=False and without antialiasing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, to_2tuple
+from timm.layers import PatchEmbed
+from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from ..nn.peers.layout import resizing
-from ..ops.dispatch import kernels_run_on, untouched
-from ..ops.tracing import exporting, transformed
+from ..ops.dispatch import untouched
+from ..ops.tracing import exporting
 
 Grid = tuple[int, int]
 ALL = slice(None)
-FIRST_CONV = {"patch": "patch_embed.proj", "conv": "patch_embed.stages.0.conv"}  # by stem: what reads the pixels
 
 
 # Pixels
-
-
-class ConvStem(PatchEmbed):
-    """Patches that see their neighbourhood: 3 × 3 convolutions that halve the sides, and one more on the patch grid.
-
-    A patch of 16 pixels takes four halvings, with widths D/8, D/4, D/2 and D (multiples of 8, at most D). Each is
-    followed by LayerNorm over the channels of every position and ReLU, so that a token depends on the pixels around it
-    and on nothing else: 2 patches before its own and 1 after, on each axis. Around the image lie zeros: patch − 1 rows
-    above and as many columns to the left of the pixels, and one ring around the grid before the last convolution.
-    """
-
-    def __init__(self, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any) -> None:
-        super().__init__(img_size, 1, in_chans, embed_dim, **options)
-        factory: dict[str, Any] = {"device": self.proj.weight.device, "dtype": self.proj.weight.dtype}
-        del self.proj  # it comes after the stages
-        self.patch_size = to_2tuple(patch_size)
-        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
-        halvings = [int(side).bit_length() - 1 for side in self.patch_size]
-        self.stages = nn.ModuleList()
-        width = in_chans
-        for stage, wider in enumerate(stage_widths(embed_dim, max(halvings))):
-            self.stages.append(ConvStage(width, wider, [stage < count for count in halvings], **factory))
-            width = wider
-        self.proj = nn.Conv2d(width, embed_dim, 3, padding=1, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) to embedded patches (B, h, w, D)."""
-        rows, columns = self.patch_size
-        below, right = (-x.shape[2] % rows, -x.shape[3] % columns) if self.dynamic_img_pad else (0, 0)
-        x = F.pad(x.contiguous(memory_format=torch.channels_last), (columns - 1, right, rows - 1, below))
-        for stage in self.stages:
-            x = stage(x)
-        return self.proj(x).permute(0, 2, 3, 1)
-
-    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Make another image size the base; the convolutions belong to the patch size."""
-        if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
-            raise ValueError(f"stem='conv' was built for the patch {self.patch_size}, got patch_size={patch_size!r}")
-        super().set_input_size(img_size)
-
-
-def stage_widths(embed_dim: int, halvings: int) -> list[int]:
-    """The channels after each halving: D at the end and half as many before, in multiples of 8 and at most D."""
-    return [min(embed_dim, -(-embed_dim // (8 << left)) * 8) for left in reversed(range(halvings))]
-
-
-class ConvStage(nn.Module):
-    """A convolution that halves some sides, LayerNorm over channels, ReLU; (B, C, 2h + 1, 2w + 1) -> (B, D, h, w)."""
-
-    def __init__(self, width: int, wider: int, halved: list[bool], **factory: Any) -> None:
-        super().__init__()
-        kernel, stride = (tuple(size if half else 1 for half in halved) for size in (3, 2))
-        self.conv = nn.Conv2d(width, wider, kernel, stride, **factory)  # type: ignore[arg-type]
-        self.norm = nn.LayerNorm(wider, eps=1e-6, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """In the type of the convolution's result, also where autocast would have norms in float32."""
-        return norm_and_clip(self.conv(x).permute(0, 2, 3, 1), self.norm).permute(0, 3, 1, 2)
-
-
-def norm_and_clip(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """relu(norm(x)) over the channels of x (B, h, w, C), by one kernel on GPUs: torch's has a block for every pixel."""
-    plain = exporting() or transformed() or torch.compiler.is_compiling() or x.dtype == torch.float64 or not x.numel()
-    if not plain and kernels_run_on(x.device.type, x.device.index):
-        from ..ops.triton.channel_norm import ChannelNorm
-
-        return ChannelNorm.apply(x.contiguous(), norm.weight, norm.bias, norm.eps)
-    with torch.autocast(x.device.type, enabled=False):
-        x = F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
-    return F.relu(x, inplace=True)
-
-
-def margin(layer: PatchEmbed) -> tuple[Grid, Grid]:
-    """How many patches a token sees above and below its own, and to the left and to the right."""
-    if not isinstance(layer, ConvStem):
-        return (0, 0), (0, 0)
-    above, left = (1 + (side > 1) for side in layer.patch_size)
-    return (above, 1), (left, 1)
 
 
 def embed_patches(layer: PatchEmbed, images: Tensor, rows: slice = ALL, columns: slice = ALL) -> Tensor:
@@ -174,3 +98,106 @@ def sincos_positions(
     down, across = waves
     both = [down[:, None].expand(-1, across.shape[0], -1), across[None].expand(down.shape[0], -1, -1)]
     return torch.cat(both, -1).flatten(0, 1).to(like.dtype)
+
+
+# Tokens
+
+
+class Embedding(nn.Module):
+    """The part of :class:`InfViT` that makes tokens of images."""
+
+    in_chans: int
+    embed_dim: int
+    num_prefix_tokens: int
+    dynamic_img_size: bool
+    grad_checkpointing: bool
+    stem: str
+    pos_kind: str
+    patch_embed: PatchEmbed
+    cls_token: nn.Parameter | None
+    reg_token: nn.Parameter | None
+    pos_embed: nn.Parameter | None
+
+    def grid_of(self, images: Tensor) -> tuple[int, int]:
+        """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise ValueError(f"images must be (B, {self.in_chans}, H, W), got {tuple(images.shape)}")
+        height, width = images.shape[-2:]
+        if torch.jit.is_tracing():  # sizes are tensors then, and the traced model takes images of this size alone
+            if torch.onnx.is_in_onnx_export():
+                raise ValueError("torch.onnx.export needs dynamo=True for this model, got dynamo=False")
+            height, width = int(height), int(width)
+        if height < 1 or width < 1:
+            raise ValueError(f"images must have at least one pixel a side, got {(height, width)}")
+        if not self.dynamic_img_size and (height, width) != tuple(self.patch_embed.img_size):
+            raise ValueError(
+                f"images must be {tuple(self.patch_embed.img_size)}, got {(height, width)}; "
+                "dynamic_img_size=True accepts any size"
+            )
+        rows, columns = self.patch_embed.patch_size
+        if not self.patch_embed.dynamic_img_pad and (height % rows or width % columns):
+            raise ValueError(
+                f"image sides must be multiples of the patch {(rows, columns)}, got {(height, width)}; "
+                "dynamic_img_pad=True pads them"
+            )
+        return self.patch_embed.dynamic_feat_size((height, width))
+
+    def positions(self, grid: tuple[int, int]) -> Tensor | None:
+        """Positions of prefix and patches on a grid, (1, N, D), or None; prefix tokens of sin-cos get zeros."""
+        if self.pos_embed is not None and self._is_base(grid):
+            return self.pos_embed
+        return self.join_positions(self.patch_positions(grid), self.num_prefix_tokens)
+
+    def patch_positions(self, grid: tuple[int, int], rows: slice = ALL, columns: slice = ALL) -> Tensor | None:
+        """Positions of the patches in a window of a grid, (rows · columns, D), or None."""
+        base = self.patch_embed.grid_size
+        if self.pos_kind == "none":
+            return None
+        if self.pos_embed is None:
+            return sincos_positions(base, grid, self.embed_dim, self.patch_embed.proj.weight, rows, columns)
+        table = self.pos_embed[0, self.num_prefix_tokens :]
+        if self._is_base(grid):
+            return table.unflatten(0, base)[rows, columns].flatten(0, 1)
+        return learned_positions(table, base, grid, rows, columns).to(table.dtype)
+
+    def join_positions(self, patches: Tensor | None, prefix: int) -> Tensor | None:
+        """Positions of so many prefix tokens and of patches (n, D) in one table, (1, prefix + n, D)."""
+        if patches is None:
+            return None
+        if self.pos_embed is None:
+            return nn.functional.pad(patches, (0, 0, prefix, 0)).unsqueeze(0)
+        return torch.cat([self.pos_embed[:, :prefix], patches.unsqueeze(0)], 1)
+
+    def _is_base(self, grid: tuple[int, int]) -> bool:
+        """Whether a grid surely is the base grid; asked this way, a dynamic size stays dynamic."""
+        base = self.patch_embed.grid_size
+        return all(statically_known_true(size == b) for size, b in zip(grid, base, strict=True))
+
+    def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images to tokens with positions, (B, N, D), and their grid."""
+        grid = self.grid_of(images)
+        return self.with_positions(self.embed_patches(images), grid), grid
+
+    def embed_patches(self, images: Tensor, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        """Images to patches without positions, (B, h·w, D); see :func:`infsa.models.patches.embed_patches`."""
+        if self.stem == "conv":
+            return self._checkpointed(embed_patches, self.patch_embed, images, rows, columns)
+        return embed_patches(self.patch_embed, images, rows, columns)
+
+    def with_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Embedded patches (B, h·w, D) with the prefix tokens before them and positions added, (B, N, D)."""
+        x = self.with_prefix(patches)
+        positions = self.positions(grid)
+        return x if positions is None else x + positions
+
+    def with_prefix(self, patches: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Patches (B, h·w, D) with the class and register tokens before them, to which positions are added if given."""
+        tokens: list[Tensor] = [token for token in (self.cls_token, self.reg_token) if token is not None]
+        if positions is not None and tokens:
+            tokens = [torch.cat(tokens, 1) + positions]
+        return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], 1)
+
+    def _checkpointed(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(function, *arguments)
+        return function(*arguments)

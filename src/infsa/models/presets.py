@@ -10,7 +10,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from .infvit import InfViT
-from .patches import FIRST_CONV, resize_table
+from .patches import resize_table
+from .stem import FIRST_CONV
 from .weights import read_data_config, without_prefix
 
 # the models whose weights come with the package, and what figures and pages call them

@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ..ops.checks import check_count
 from ..ops.dispatch import untouched
 from ..ops.tracing import exporting, transformed
-from .block import Block
+from .blocks import Block, Context
 from .embedding import embed
 from .fp8 import check_fp8
 from .graphs import Graphs, Snapshot
-from .infvit import Context, InfViT
+from .infvit import InfViT
 from .tokenwise import RowNorm, add_mlp, is_plain_mlp, is_plain_norm
 
 MANY, BLOCK = 16, 128  # images that share a weight's read, tokens in the largest block of a kernel

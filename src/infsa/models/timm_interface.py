@@ -1,37 +1,23 @@
 """What timm asks of a model beside forward: features, classifier, parameter groups."""
 
-from collections.abc import Callable
 from typing import Any
 
-from timm.layers import PatchEmbed
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..ops.checks import check_choice
+from .blocks import Trunk
 from .options import check_pool, layer_names, short_names
 from .patches import resize_table
 
 
-class TimmInterface(nn.Module):
+class TimmInterface(Trunk):
     """The part of :class:`InfViT` that timm's feature wrappers, optimisers and training scripts call."""
 
-    arguments: dict[str, Any]
     attention_grid: tuple[int, ...]
     feature_info: list[dict[str, Any]]
-    pos_embed: nn.Parameter | None
-    blocks: nn.ModuleList
-    embed_dim: int
-    global_pool: str
-    grad_checkpointing: bool
     has_class_token: bool
-    head: nn.Module
-    norm: nn.Module
     num_classes: int
-    num_prefix_tokens: int
-    patch_embed: PatchEmbed
-    pre_logits: nn.Linear | None
-    embed: Callable[[Tensor], tuple[Tensor, tuple[int, int]]]
-    run_blocks: Callable[..., Tensor]
 
     def forward_intermediates(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..ops.checks import accumulation_dtype
 from ..ops.dispatch import untouched
-from .block import Block
+from .blocks import Block
 from .fp8 import FP8, round_rows, rounded_product
 from .kernels import kernels_run
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.infvit import InfViT
-from ..models.patches import margin
+from ..models.stem import margin
 from ..nn.peers.infsa import LinearInfSAAttention, PureInfSAAttention
 from ..ops.dtypes import accumulation_dtype
 from .dropping import share_dropping

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import InfViT
-from ..models.block import Block
+from ..models.blocks import Block
 from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values
 from ..ops.dtypes import accumulation_dtype

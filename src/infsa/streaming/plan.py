@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..models import InfViT
-from ..models.block import Block
-from ..models.patches import ConvStem
+from ..models.blocks import Block
+from ..models.stem import ConvStem
 from .feed import Feed, cores
 from .memory import available, on_gpu, parse_bytes, resident, show_bytes
 from .network import Network, attention
