@@ -60,4 +60,4 @@ def _by_kernels(model: InfViT, images: Tensor) -> bool:
     changed = any(getattr(kind, name, None) is not getattr(InfViT, name, None) or name in vars(model) for name in OWN)
     parts = [table, *layer.proj.parameters(), *(t for t in (model.cls_token, model.reg_token) if t is not None)]
     alike = all(p.dtype == images.dtype and p.device == images.device and p.is_contiguous() for p in parts)
-    return alike and not changed and isinstance(layer.norm, nn.Identity)
+    return alike and not changed and type(layer.norm) is nn.Identity

@@ -46,6 +46,7 @@ class Snapshot:
         self._attributes = [vars(module) for module in modules]
         self._read = [itemgetter(*(name for name in names if name not in own)) for names in self._attributes]
         self._values = self._current()
+        self._replaced = any("forward" in names for names in self._attributes)
 
     def _present(self) -> list[Any]:
         return list(chain.from_iterable(store.values() for store in self._stores))
@@ -60,12 +61,12 @@ class Snapshot:
             return False
         try:
             return [t.data_ptr() for t in self.tensors] == self._addresses and self._current() == self._values
-        except RuntimeError:  # an attribute that is another tensor
+        except Exception:  # an attribute is gone, or another one that cannot be compared, as tensors and arrays
             return False
 
     def heard(self) -> bool:
-        """Whether anybody listens to the model; a graph would not call hooks."""
-        return any(self._hooks) or not untouched(self.model)
+        """Whether modules do more than their classes say: they have hooks, or a ``forward`` of their own."""
+        return self._replaced or any(self._hooks) or not untouched(self.model)
 
     def learns(self) -> bool:
         """Whether any of its tensors asks for a gradient."""
@@ -126,7 +127,7 @@ class Graphs:
         with self.lock, torch.cuda.device(images.device):
             where = (images.device, torch.cuda.current_stream().cuda_stream, images.dtype)
             settings = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
-            kind = (where, images.shape, None if mask is None else mask.shape, settings)
+            kind = (where, images.shape, None if mask is None else (mask.shape, mask.dtype, mask.device), settings)
             graph = self.graphs.get(kind)
             if graph is not None:
                 self.graphs.move_to_end(kind)

@@ -4,8 +4,8 @@
     logits = quick(images)
 
 Without gradients nothing is compiled for a size: kernels take any number of tokens, long inputs go through each MLP in
-chunks, short ones are replayed as CUDA graphs. The parameters stay those of the model. With ``fp8`` the MLP's products
-are rounded to 8 bits, and :meth:`FastInfViT.error` says what that costs.
+chunks, short ones are replayed as CUDA graphs. The parameters stay those of the model. A model with hooks runs as it
+is. With ``fp8`` the MLP's products are rounded to 8 bits, and :meth:`FastInfViT.error` says what that costs.
 """
 
 import contextlib
@@ -71,15 +71,14 @@ class FastInfViT(nn.Module):
         self._prepare()
 
     def _prepare(self) -> None:
-        self._graphs: Graphs | None = None
+        self._known: tuple[Snapshot, Graphs] | None = None  # the model as it was, and the graphs made of it
         self._met: set[Any] = set()  # kinds of calls whose kernels are compiled
-        self._snapshot: Snapshot | None = None
         whole = self._differentiable
         self._with_gradients = torch.compile(whole, dynamic=False) if self.compiled else whole
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to this object alone: compiled code and graphs."""
-        own = ("_graphs", "_met", "_snapshot", "_with_gradients")
+        own = ("_known", "_met", "_with_gradients")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -103,27 +102,35 @@ class FastInfViT(nn.Module):
             raise ValueError("fp8=True takes plain tensors of at least one image, without autocast and torch.compile")
         if not plain:
             return self._differentiable(images, patch_mask)
-        if self._snapshot is None or self._snapshot.model is not self.model or not self._snapshot.holds():
-            self._snapshot, self._graphs = Snapshot(self.model), None
-        if self.fp8 and self._snapshot.training:
+        snapshot, graphs = self._current()
+        heard = snapshot.heard() or does_more(self.model)
+        if self.fp8 and snapshot.training:
             raise ValueError("fp8=True is for inference: call .eval(), or build fast(model) without it")
-        learning = not self.fp8 and torch.is_grad_enabled() and (images.requires_grad or self._snapshot.learns())
-        if learning or self._snapshot.training:
+        if self.fp8 and heard:
+            raise ValueError("fp8=True takes modules without hooks and with the forward of their class, got others")
+        learning = not self.fp8 and torch.is_grad_enabled() and (images.requires_grad or snapshot.learns())
+        if learning or snapshot.training:
             with COMPILING:
                 return self._with_gradients(images, patch_mask)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
         with torch.no_grad():
-            if cast:
+            if cast or heard:
                 return self._differentiable(images, patch_mask)
             short = tokens * self.model.embed_dim <= SHORT
             if not (images.is_cuda and self._met_before(images, patch_mask) and short and self.replays):
                 return self._infer(images, patch_mask)
-            if self._snapshot.heard():
-                return self._infer(images, patch_mask)
-            if self._graphs is None:
-                side = self.model.patch_embed.patch_size
-                self._graphs = Graphs(SHORT // self.model.embed_dim * self.model.in_chans * side[0] * side[1])
-            return self._graphs.run(self._infer, images, patch_mask)
+            return graphs.run(self._infer, images, patch_mask)
+
+    def _current(self) -> tuple[Snapshot, Graphs]:
+        """What belongs to the model as it is; other threads may replace it at any time."""
+        known = self._known
+        if known is None or known[0].model is not self.model or not known[0].holds():
+            if self.fp8:
+                check_fp8(self.model)
+            down, across = self.model.patch_embed.patch_size
+            pixels = SHORT // self.model.embed_dim * self.model.in_chans * down * across
+            known = self._known = (Snapshot(self.model), Graphs(pixels))
+        return known
 
     def _met_before(self, images: Tensor, patch_mask: Tensor | None) -> bool:
         """Compile at the first call what calls of this kind may need; False within a capture by the caller."""
@@ -147,10 +154,12 @@ class FastInfViT(nn.Module):
 
     def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         """The logits by the model's own modules."""
+        if does_more(self.model):
+            return self.model(images, patch_mask)
         return self.model.classify(*self.model.embed(images), patch_mask)
 
     def _infer(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        """The logits without gradients, by kernels where the modules are plain and have no hooks."""
+        """The logits without gradients, by kernels where the modules are plain; none of them has hooks."""
         with torch.cuda.device(images.device) if images.is_cuda else contextlib.nullcontext():
             x = embed(self.model, images).contiguous()
             return self.model.classify(x, self.model.grid_of(images), patch_mask, _Steps(self))
@@ -174,8 +183,9 @@ class FastInfViT(nn.Module):
 
     def graph_memory(self) -> dict[str, int]:
         """How many CUDA graphs are kept, and the bytes of GPU memory that they hold."""
-        held = self._graphs
-        return {"graphs": 0 if held is None else len(held.graphs), "graph_bytes": 0 if held is None else held.bytes}
+        if self._known is None:
+            return {"graphs": 0, "graph_bytes": 0}
+        return {"graphs": len(self._known[1].graphs), "graph_bytes": self._known[1].bytes}
 
     @torch.no_grad()
     def error(self, images: Tensor) -> dict[str, float]:
@@ -184,6 +194,12 @@ class FastInfViT(nn.Module):
         difference = (found - expected).norm() / expected.norm()
         same = (found.argmax(-1) == expected.argmax(-1)).double().mean()
         return {"relative": difference.item(), "same_class": same.item()}
+
+
+def does_more(model: InfViT) -> bool:
+    """Whether calling a model is more than its embedding, its blocks and its read-out: it has hooks, or its own way."""
+    own = any(getattr(type(model), name) is not getattr(InfViT, name) for name in ("forward", "forward_features"))
+    return own or "forward_features" in vars(model) or not untouched(model)
 
 
 class _Steps:
@@ -197,8 +213,9 @@ class _Steps:
     def __call__(self, index: int, block: nn.Module, x: Tensor, context: Context, leaving: int | None) -> Tensor:
         """The first ``leaving`` tokens after a block, all if None: (B, N, D), written over x."""
         normal, self.normal = self.normal, None
-        if type(block) is not Block or not untouched(block):
-            return block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
+        if type(block) is not Block or not is_plain_norm(block.norm1):
+            x = block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
+            return x.clone(memory_format=torch.contiguous_format)  # the next block writes over it
         if normal is None:
             normal = RowNorm(block.norm1, x, offset=self.offset)(x.view(-1, x.shape[2])).view(x.shape)
         grid, num_prefix, key_mask = context
@@ -209,7 +226,7 @@ class _Steps:
             return block.add(self._settled(x), attended)
         options = (self.fast.chunk, self.fast.fp8)
         following = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
-        if type(following) is Block and is_plain_norm(following.norm1) and untouched(following):
+        if type(following) is Block and is_plain_norm(following.norm1):
             self.offset = add_mlp(block, x, attended, self.offset, *options, following.norm1, normal)
             self.normal = normal
             return x

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 import torch
-from timm.layers import Mlp
+from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from ..ops.checks import accumulation_dtype
-from ..ops.dispatch import untouched
+from ..ops.dtypes import accumulation_dtype
 from .blocks import Block
 from .fp8 import FP8, round_rows, rounded_product
 from .kernels import kernels_run
@@ -87,10 +86,10 @@ class RowNorm:
 
 
 def is_plain_norm(norm: nn.Module | None) -> TypeGuard[nn.LayerNorm]:
-    """Whether a norm is a LayerNorm over the channels with gain and shift, and has no hooks."""
+    """Whether a norm is a LayerNorm over the channels with gain and shift."""
     if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1:
         return False
-    return type(norm.weight) is type(norm.bias) is nn.Parameter and untouched(norm)
+    return type(norm.weight) is type(norm.bias) is nn.Parameter
 
 
 def is_plain_mlp(block: Block, x: Tensor) -> bool:
@@ -98,10 +97,10 @@ def is_plain_mlp(block: Block, x: Tensor) -> bool:
     mlp = block.mlp
     if type(mlp) is not Mlp or type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
         return False
-    drops = [m for m in (block.drop, block.drop_path1, block.drop_path2, mlp.drop1, mlp.drop2) if m.training]
+    drops = (block.drop, block.drop_path1, block.drop_path2, mlp.drop1, mlp.drop2)
+    idle = all(type(m) in (nn.Dropout, DropPath, nn.Identity) and not m.training for m in drops)
     same = all(type(p) is nn.Parameter and p.dtype == x.dtype for p in mlp.parameters())
-    modules = [m for m in mlp.modules() if m is not mlp.act]
-    return same and not drops and isinstance(mlp.norm, nn.Identity) and untouched(*modules)
+    return same and idle and type(mlp.norm) is nn.Identity and is_plain_norm(block.norm2)
 
 
 def chunks(count: int, chunk: int) -> Iterator[slice]:
@@ -154,8 +153,8 @@ def add_mlp(
 
 
 def is_gelu(act: nn.Module) -> bool:
-    """Whether an activation is GELU, in either form, and has no hooks."""
-    return type(act) is nn.GELU and untouched(act)
+    """Whether an activation is GELU, in either form."""
+    return type(act) is nn.GELU
 
 
 def _hidden(mlp: Mlp, x: Tensor) -> Tensor:
