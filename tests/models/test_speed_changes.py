@@ -147,6 +147,15 @@ def test_eight_bits_are_refused_for_a_model_that_became_another():
         quick(x.float())
 
 
+def test_eight_bits_are_refused_where_no_product_would_be_rounded():
+    with pytest.raises(ValueError, match=r"^fp8=True takes readout='last', got 'series'$"):
+        fast(small(dtype=torch.bfloat16, readout="series"), fp8=True)
+    model = small(dtype=torch.bfloat16)
+    model.blocks[2].mlp = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"^fp8=True takes MLPs of timm's class Mlp, got Sequential$"):
+        fast(model, fp8=True)
+
+
 def test_graphs_tell_masks_of_other_types_apart(table):  # noqa: F811
     x, mask = images(), torch.ones(2, 3, 5, dtype=torch.bool)
     table.run(first_number, x, mask)

@@ -4,11 +4,16 @@ Nothing is kept: weights are rounded in every call, which takes as long as readi
 model's own.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
 from .kernels import kernels_run
+
+if TYPE_CHECKING:
+    from .infvit import InfViT
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -17,12 +22,16 @@ STEP = 16  # numbers that 8-bit products take at a time
 Rounded = tuple[Tensor, Tensor]  # numbers (n, D) and scales (n, 1)
 
 
-def check_fp8(model: nn.Module) -> None:
+def check_fp8(model: "InfViT") -> None:
     """Refuse a model or a GPU for which 8-bit products do not exist."""
     weight = next(model.parameters())
     if weight.dtype != torch.bfloat16:
         raise ValueError(f"fp8=True needs a bfloat16 model, got {weight.dtype}")
-    for mlp in (module for module in model.modules() if isinstance(module, Mlp)):
+    if model.readout != "last":
+        raise ValueError(f"fp8=True takes readout='last', got {model.readout!r}")
+    for mlp in (block.get_submodule("mlp") for block in model.blocks):
+        if type(mlp) is not Mlp:
+            raise ValueError(f"fp8=True takes MLPs of timm's class Mlp, got {type(mlp).__name__}")
         for layer in (mlp.fc1, mlp.fc2):
             if not isinstance(layer, nn.Linear):
                 raise ValueError(f"fp8=True takes MLPs of two nn.Linear, got {type(layer).__name__}")
