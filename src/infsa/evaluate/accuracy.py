@@ -224,7 +224,13 @@ def evaluate_model(
             raise ValueError(f"the tasks of the model and of {data} differ: {asked}")
         match = match_model(model, dataset.classes)
         dataset = _known(choose(dataset), match)
-        found = _evaluated(model, dataset, match, tasks, config, crop_pct, batch_size, workers, progress)
+        transform = transform_for(config, train=False, **({} if crop_pct is None else {"crop_pct": crop_pct}))
+        assert isinstance(transform, ValTransform)
+        loader = validation_loader(dataset, transform, batch_size, workers)
+        labels, several = torch.from_numpy(match.labels), tasks if len(tasks) > 1 else None
+        batches = ((images, own if several else labels[own], *rest) for images, own, *rest in progress(loader))
+        device = next(model.parameters()).device
+        found = measure_accuracy(model.eval(), batches, match.classes, device, confusion=True, tasks=several)
         notes = [*match.notes, *([left_out] if left_out else [])]
         return replace(found, skipped=SkipLog.read(Path(folder) / "skipped.jsonl"), notes=notes)
 
@@ -237,24 +243,3 @@ def _known(dataset: ImageDataset, match: Match) -> ImageDataset:
     if not len(known):
         raise ValueError("none of the images is of a class that the model has")
     return Part(dataset, known)
-
-
-def _evaluated(
-    model: InfViT,
-    dataset: ImageDataset,
-    match: Match,
-    tasks: Tasks,
-    config: dict[str, Any],
-    crop_pct: float | None,
-    batch_size: int,
-    workers: int,
-    progress: Callable[[Any], Iterable[Any]],
-) -> Accuracy:
-    transform = transform_for(config, train=False, **({} if crop_pct is None else {"crop_pct": crop_pct}))
-    assert isinstance(transform, ValTransform)
-    loader = validation_loader(dataset, transform, batch_size, workers)
-    device = next(model.parameters()).device
-    labels = torch.from_numpy(match.labels)
-    several = tasks if len(tasks) > 1 else None
-    batches = ((images, own if several else labels[own], *rest) for images, own, *rest in progress(loader))
-    return measure_accuracy(model.eval(), batches, match.classes, device, confusion=True, tasks=several)

@@ -7,10 +7,11 @@ import torch
 from timm.layers import DropPath, Mlp, global_pool_nlc
 from torch import Tensor, nn
 
-from ..nn.peers import Attention
+from ..nn.peers import Attention, MLLABlock, create_attention
 from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
 from ..ops.tracing import exporting
+from .options import WITH_DECAY, LayerOptions
 from .patches import Embedding
 
 Context = tuple[tuple[int, int], int, Tensor | None]  # grid, prefix tokens, key mask: what blocks get beside tokens
@@ -89,15 +90,31 @@ class Trunk(Embedding):
     """The part of :class:`InfViT` that makes logits of tokens: the loop over the blocks and the read-out."""
 
     arguments: dict[str, Any]
-    gamma: float
-    decay: str
-    readout: str
     global_pool: str
-    blocks: nn.ModuleList
     norm: nn.Module
     pre_logits: nn.Linear | None
     head_drop: nn.Dropout
     head: nn.Module
+
+    def _build_layers(self, options: LayerOptions, heads: int, grid: tuple[int, ...], factory: dict[str, Any]) -> None:
+        width, own, self.num_heads = self.embed_dim, options.by_mechanism(), heads
+        self.gamma, self.decay = 0.7 if options.gamma is None else options.gamma, options.decay
+        self.readout = options.readout
+        self.blocks = nn.ModuleList()
+        shared = {"grid": grid, "num_prefix": self.num_prefix_tokens, **factory}
+        rates = torch.linspace(0, options.drop_path_rate, options.depth, device="cpu").tolist()
+        for layer, (name, rate) in enumerate(zip(options.names, rates, strict=True), start=1):
+            if options.mlla_block:
+                self.blocks.append(MLLABlock(width, heads, mlp_ratio=options.mlp_ratio, **shared))
+                continue
+            further: dict[str, Any] = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
+            if name == "performer":
+                further["seed"] = layer  # every layer its own random features
+            attn = create_attention(name, width, heads, extra_proj=options.paper_params, **further | shared | own[name])
+            unread = options.readout == "series" and layer == options.depth  # the series ends before the last MLP
+            hidden = 0 if unread else int(width * options.mlp_ratio)
+            chances = {"dropout": options.proj_drop_rate, "drop_path": rate}
+            self.blocks.append(Block(width, attn, hidden=hidden, mlp_chunk=options.mlp_chunk, **chances, **factory))
 
     @property
     def attentions(self) -> tuple[str, ...]:

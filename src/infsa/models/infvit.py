@@ -1,6 +1,6 @@
 """InfViT: one Pre-LN Vision Transformer in which the attention is the only thing that changes.
 
-Here are its arguments and its parts. :class:`Embedding` makes tokens of images, :class:`Trunk` logits of tokens.
+Here are its arguments. :class:`Embedding` makes tokens of images, :class:`Trunk` logits of tokens.
 """
 
 from collections.abc import Sequence
@@ -8,16 +8,12 @@ from copy import deepcopy
 from typing import Any, Literal
 
 import torch
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from ..nn.peers import MLLABlock, create_attention
 from ..nn.peers.base import reset_submodules
 from ..ops.checks import check_count
-from .blocks import Block
 from .maps import attention_maps
-from .options import WITH_DECAY, LayerOptions, TokenOptions, check_pool, check_rate, short_names
-from .stem import ConvStem
+from .options import LayerOptions, TokenOptions, check_pool, check_rate, short_names
 from .timm_interface import TimmInterface
 
 
@@ -109,64 +105,27 @@ class InfViT(TimmInterface):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if global_pool is None:
             global_pool = "token" if class_token else "avg"
-        tokens = TokenOptions(**{name: arguments[name] for name in TokenOptions.__dataclass_fields__})
-        layers = LayerOptions(**{name: arguments[name] for name in LayerOptions.__dataclass_fields__})
         check_count(num_classes, "num_classes", at_least=0)
         check_pool(global_pool, class_token)
         check_rate("drop_rate", drop_rate)
+        tokens = TokenOptions(**{name: arguments[name] for name in TokenOptions.__dataclass_fields__})
+        layers = LayerOptions(**{name: arguments[name] for name in LayerOptions.__dataclass_fields__})
         arguments["attention"] = short_names(layers.names)
         self.num_classes, self.global_pool = num_classes, global_pool
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.gamma = 0.7 if gamma is None else gamma
-        self.decay, self.readout = decay, readout
+        self.num_features = self.head_hidden_size = embed_dim
         self.grad_checkpointing = False
         self._build_tokens(tokens, factory)
         self.attention_grid = tuple(attention_grid or self.patch_embed.grid_size)
-        self._build_layers(layers, factory)
+        self._build_layers(layers, num_heads, self.attention_grid, factory)
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6, **factory)
         self.pre_logits = nn.Linear(embed_dim, embed_dim, **factory) if paper_params else None
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **factory) if num_classes else nn.Identity()
-        self.init_weights()
-
-    def _build_tokens(self, options: TokenOptions, factory: dict[str, Any]) -> None:
-        """What :class:`Embedding` needs."""
-        width, prefix = options.embed_dim, options.num_prefix
-        self.in_chans, self.stem, self.pos_kind = options.in_chans, options.stem, options.pos_embed
-        self.has_class_token, self.num_prefix_tokens = options.class_token, prefix
-        self.dynamic_img_size = options.dynamic_img_size
-        self.patch_embed = (ConvStem if options.stem == "conv" else PatchEmbed)(
-            options.img_size, options.patch_size, options.in_chans, width,  # type: ignore[arg-type]  # a pair too
-            output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=options.dynamic_img_pad, **factory,
-        )  # fmt: skip
-        rows = {"cls_token": int(options.class_token), "reg_token": options.reg_tokens}
-        rows["pos_embed"] = prefix + self.patch_embed.num_patches if options.pos_embed == "learn" else 0
-        for name, count in rows.items():
-            setattr(self, name, nn.Parameter(torch.empty(1, count, width, **factory)) if count else None)
-
-    def _build_layers(self, options: LayerOptions, factory: dict[str, Any]) -> None:
-        """The blocks."""
-        width, heads, own = self.embed_dim, self.num_heads, options.by_mechanism()
-        shared = {"grid": self.attention_grid, "num_prefix": self.num_prefix_tokens, **factory}
-        self.blocks = nn.ModuleList()
-        rates = torch.linspace(0, options.drop_path_rate, options.depth, device="cpu").tolist()
-        for layer, (name, rate) in enumerate(zip(options.names, rates, strict=True), start=1):
-            if options.mlla_block:
-                self.blocks.append(MLLABlock(width, heads, mlp_ratio=options.mlp_ratio, **shared))
-                continue
-            further: dict[str, Any] = {"gamma": self.layer_gamma(layer)} if name in WITH_DECAY else {}
-            if name == "performer":
-                further["seed"] = layer  # every layer its own random features
-            attn = create_attention(name, width, heads, extra_proj=options.paper_params, **further | shared | own[name])
-            unread = options.readout == "series" and layer == options.depth  # the series ends before the last MLP
-            hidden = 0 if unread else int(width * options.mlp_ratio)
-            chances = {"dropout": options.proj_drop_rate, "drop_path": rate}
-            self.blocks.append(Block(width, attn, hidden=hidden, mlp_chunk=options.mlp_chunk, **chances, **factory))
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
-            {"module": f"blocks.{i}", "num_chs": width, "reduction": reduction} for i in range(options.depth)
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
         ]
+        self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:

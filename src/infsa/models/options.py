@@ -78,11 +78,6 @@ class TokenOptions:
         if self.pos_embed == "sincos" and self.embed_dim % 4:
             raise ValueError(f"pos_embed='sincos' needs a width divisible by 4, got embed_dim={self.embed_dim}")
 
-    @property
-    def num_prefix(self) -> int:
-        """The tokens before those of the patches."""
-        return int(self.class_token) + self.reg_tokens
-
 
 @dataclass(frozen=True)
 class LayerOptions:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
-from ..nn.peers.layout import resizing
+from ..nn.peers.layout import Grid, resizing
 from ..ops.dispatch import untouched
 from ..ops.tracing import exporting
+from .options import TokenOptions
+from .stem import ConvStem
 
-Grid = tuple[int, int]
 ALL = slice(None)
 
 
@@ -106,17 +107,23 @@ def sincos_positions(
 class Embedding(nn.Module):
     """The part of :class:`InfViT` that makes tokens of images."""
 
-    in_chans: int
-    embed_dim: int
-    num_prefix_tokens: int
-    dynamic_img_size: bool
     grad_checkpointing: bool
-    stem: str
-    pos_kind: str
-    patch_embed: PatchEmbed
-    cls_token: nn.Parameter | None
-    reg_token: nn.Parameter | None
-    pos_embed: nn.Parameter | None
+
+    def _build_tokens(self, options: TokenOptions, factory: dict[str, Any]) -> None:
+        self.in_chans, self.embed_dim, self.stem = options.in_chans, options.embed_dim, options.stem
+        self.has_class_token, self.dynamic_img_size = options.class_token, options.dynamic_img_size
+        self.num_prefix_tokens, self.pos_kind = int(options.class_token) + options.reg_tokens, options.pos_embed
+        self.patch_embed: PatchEmbed = (ConvStem if options.stem == "conv" else PatchEmbed)(
+            options.img_size, options.patch_size, options.in_chans, options.embed_dim,  # type: ignore[arg-type]  # pairs
+            output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=options.dynamic_img_pad, **factory,
+        )  # fmt: skip
+
+        def rows(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(1, count, options.embed_dim, **factory)) if count else None
+
+        length = self.num_prefix_tokens + self.patch_embed.num_patches
+        self.cls_token, self.reg_token = rows(int(options.class_token)), rows(options.reg_tokens)
+        self.pos_embed = rows(length) if options.pos_embed == "learn" else None
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """The patch grid (h, w) of a batch of images (B, C, H, W), or a one-line refusal."""

@@ -7,9 +7,9 @@ from timm.layers import PatchEmbed, to_2tuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..nn.peers.layout import Grid
 from ..ops.dispatch import kernels_run_on
 from ..ops.tracing import exporting, transformed
-from .patches import Grid
 
 FIRST_CONV = {"patch": "patch_embed.proj", "conv": "patch_embed.stages.0.conv"}  # by stem: what reads the pixels
 

@@ -16,7 +16,6 @@ class TimmInterface(Trunk):
 
     attention_grid: tuple[int, ...]
     feature_info: list[dict[str, Any]]
-    has_class_token: bool
     num_classes: int
 
     def forward_intermediates(

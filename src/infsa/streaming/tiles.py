@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..models import InfViT
-from ..models.patches import Grid
 from ..models.stem import margin
+from ..nn.peers.layout import Grid
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right, in pixels
 
