@@ -101,7 +101,7 @@ class FastInfViT(nn.Module):
         if self.fp8 and (not plain or cast):
             raise ValueError("fp8=True takes plain tensors of at least one image, without autocast and torch.compile")
         if not plain:
-            return self._differentiable(images, patch_mask)
+            return self._differentiable(images, patch_mask, does_more(self.model))
         snapshot, graphs = self._current()
         heard = snapshot.heard() or does_more(self.model)
         if self.fp8 and snapshot.training:
@@ -111,11 +111,11 @@ class FastInfViT(nn.Module):
         learning = not self.fp8 and torch.is_grad_enabled() and (images.requires_grad or snapshot.learns())
         if learning or snapshot.training:
             with COMPILING:
-                return self._with_gradients(images, patch_mask)
+                return self._with_gradients(images, patch_mask, heard)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
         with torch.no_grad():
             if cast or heard:
-                return self._differentiable(images, patch_mask)
+                return self._differentiable(images, patch_mask, heard)
             short = tokens * self.model.embed_dim <= SHORT
             if not (images.is_cuda and self._met_before(images, patch_mask) and short and self.replays):
                 return self._infer(images, patch_mask)
@@ -152,9 +152,9 @@ class FastInfViT(nn.Module):
             mask = None if unmasked else torch.ones(batch, rows, columns, dtype=torch.bool, device=like.device)
             self._infer(images, mask)
 
-    def _differentiable(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
-        """The logits by the model's own modules."""
-        if does_more(self.model):
+    def _differentiable(self, images: Tensor, patch_mask: Tensor | None, whole: bool) -> Tensor:
+        """The logits by the model's own modules; by the model as a ``whole``, hooks see what they see there."""
+        if whole:
             return self.model(images, patch_mask)
         return self.model.classify(*self.model.embed(images), patch_mask)
 
