@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..nn.peers.base import reset_submodules
 from ..ops.checks import check_count
@@ -144,16 +144,7 @@ class InfViT(TimmInterface):
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
-    def attention_maps(
-        self,
-        images: Tensor,
-        layer: int = -1,
-        head: int | None = None,
-        method: str = "last",
-        **options: Any,
-    ) -> Tensor:
-        """Where the model looks, (B, h, w), each map summing to 1; see :func:`infsa.models.maps.attention_maps`."""
-        return attention_maps(self, images, layer=layer, head=head, method=method, **options)
+    attention_maps = attention_maps
 
 
 def init_linear(module: nn.Linear) -> None:

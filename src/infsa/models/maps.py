@@ -62,7 +62,6 @@ class Reading:
 def attention_maps(
     model: "InfViT",
     images: Tensor,
-    *,
     layer: int = -1,
     head: int | None = None,
     method: str = "last",
