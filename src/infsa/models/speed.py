@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import threading
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ def fast(
 
     Args:
         model: any InfViT; its parameters are shared, so it can still be trained, saved and used.
-        compile: use ``torch.compile`` where gradients are asked for; there a new image size compiles again.
+        compile: use ``torch.compile`` where gradients are asked for; there a new image size compiles again. If that
+            fails, a warning says so and such calls run eagerly.
         graphs: replay short inputs (up to 65,536 tokens of width 1024 a batch) as CUDA graphs; at most 64 are kept.
         chunk: tokens per MLP call without gradients. The default fills whole waves of tiles on GPUs with 132
             processors.
@@ -111,7 +113,7 @@ class FastInfViT(nn.Module):
         learning = not self.fp8 and torch.is_grad_enabled() and (images.requires_grad or snapshot.learns())
         if learning or snapshot.training:
             with COMPILING:
-                return self._with_gradients(images, patch_mask, heard)
+                return self._compiled_or_eager(images, patch_mask, heard)
         tokens = images.shape[0] * (self.model.num_prefix_tokens + rows * columns)
         with torch.no_grad():
             if cast or heard:
@@ -131,6 +133,22 @@ class FastInfViT(nn.Module):
             pixels = SHORT // self.model.embed_dim * self.model.in_chans * down * across
             known = self._known = (Snapshot(self.model), Graphs(pixels))
         return known
+
+    def _compiled_or_eager(self, images: Tensor, patch_mask: Tensor | None, whole: bool) -> Tensor:
+        """The logits by compiled code; where that fails, and eager code does not, all further calls are eager."""
+        try:
+            return self._with_gradients(images, patch_mask, whole)
+        except Exception as error:  # the compiler and its backends raise many kinds
+            if self._with_gradients == self._differentiable:
+                raise
+            found = self._differentiable(images, patch_mask, whole)
+            self._with_gradients = self._differentiable
+            cause = getattr(error, "inner_exception", None) or error
+            text = (str(cause).strip().splitlines() or [""])[0][:200]
+            warnings.warn(
+                f"not compiled, fast runs eagerly with gradients: {type(cause).__name__}: {text}", stacklevel=3
+            )
+            return found
 
     def _met_before(self, images: Tensor, patch_mask: Tensor | None) -> bool:
         """Compile at the first call what calls of this kind may need; False within a capture by the caller."""

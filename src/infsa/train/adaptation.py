@@ -71,7 +71,7 @@ class Adaptation:
     def recipe(self, stage: str) -> Recipe:
         """The recipe of a stage: its rates, and the views and batches that all share."""
         shared = {field.name for field in dataclasses.fields(Recipe)} & {f.name for f in dataclasses.fields(self)}
-        fields = {name: getattr(self, name) for name in shared}
+        fields = {name: getattr(self, name) for name in shared} | {"compile": "on" if self.compile else "off"}
         epochs = max(1, self.epochs(stage))
         resize = {"val_resize": self.size, "epochs": epochs, "warmup_epochs": self.warmup * epochs}
         return Recipe(lr=getattr(self, f"{stage[:-1]}_lr"), **resize, **fields)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from ..data.resident import ResidentViews, load_resident
 from ..data.skipping import left_out_note
 from ..evaluate.accuracy import validation_loader
 from .recipe import Recipe
+from .regions import why_not
 
 Pair = tuple[Tensor, Tensor]  # images, labels
 HELD_OUT = 0.2  # of the images of a folder without splits
@@ -191,7 +192,13 @@ class Feed:
                     watch({"kind": "reading", "done": done, "total": len(train)})
 
             pixels, labels = load_resident(train, recipe.size, workers, recipe.interpolation, tell)
-            self.resident = ResidentViews(pixels.to(device), labels.to(device), compile=recipe.compile, **views)
+            held, fused = (pixels.to(device), labels.to(device)), recipe.compile == "on"
+            self.resident = ResidentViews(*held, compile=fused, **views)
+            reason = why_not(lambda: next(iter(self.training(0, 1)))) if fused else None
+            if reason is not None:
+                self.resident = ResidentViews(*held, **views)
+                if watch is not None:
+                    watch({"kind": "note", "text": f"not compiled, views are made eagerly: {reason}"})
             self.val = [(batch[0].to(device), batch[1].to(device)) for batch in self.val]
         else:
             self.views = KeyedViews(train, TrainTransform(recipe.size, randaugment=recipe.randaugment, **views))

@@ -34,6 +34,7 @@ from .module import Classifier
 from .product import trained_model
 from .recipe import Recipe
 from .record import Record, Watcher, best_of
+from .regions import Regions
 from .resume import on_same_data, saved_state, tell_longer
 
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # who this is, before there is a trainer to ask
@@ -124,7 +125,8 @@ def train(
         feed = Feed(recipe, train_set, val_set, module.model, order, trainer.strategy.root_device, told)
         record = Record(out, feed, tasks, total, saved, told, {"data": data, "per_epoch": per_epoch})
         saved = None  # the record alone holds it, and lets go of it
-        trainer.callbacks.append(record)  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
+        regions = Regions(recipe, total, tell, record.pause)
+        trainer.callbacks += [regions, record]  # type: ignore[attr-defined]  # the folder and the rank come with the trainer
         if start < total:
             trainer.fit(module, feed.training(start, total))
     for split in ("train", "val"):

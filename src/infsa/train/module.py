@@ -45,7 +45,6 @@ class Classifier(L.LightningModule):
         self.last_loss: Tensor | None = None
         self.average: WeightAverage | None = None
         self.model = build_model(recipe, classes, fresh, self.notes)
-        self.run_model: Any = torch.compile(self.model) if recipe.compile else self.model
 
     def configure_model(self) -> None:
         """Shard block by block if the recipe says so."""
@@ -77,7 +76,8 @@ class Classifier(L.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""
-        return self.run_model(images)
+        found: Tensor = self.model(images)
+        return found
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set this step's learning rate and seed."""

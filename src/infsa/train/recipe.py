@@ -78,7 +78,7 @@ class Recipe:
     nodes: int = 1  # machines
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp with several processes
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # as in Lightning
-    compile: bool = False  # use torch.compile
+    compile: Literal["auto", "on", "off"] = "auto"  # compile the blocks; auto: on a GPU, for 1000 steps or more
     grad_checkpointing: bool = False  # recompute activations in the backward pass to save memory
 
     # Logging and checkpoints
@@ -269,6 +269,8 @@ def _kind(data: str) -> str:
 
 
 def _read(name: str, value: Any, hint: Any) -> Any:
+    if name == "compile":  # which was true or false once
+        value = {"true": "on", "false": "off"}.get(str(value).lower(), value)
     try:
         return _convert(value, hint)
     except (ValueError, TypeError, json.JSONDecodeError) as error:

@@ -228,6 +228,10 @@ class Record(L.Callback):
             write_checkpoint(self.out / "checkpoints", module.step, tensors, facts, module.recipe.keep)
         trainer.strategy.barrier()
 
+    def pause(self, seconds: float) -> None:
+        """Leave seconds out of the speed in the next line of the log."""
+        self._logged += seconds
+
     def elapsed(self) -> float:
         """Seconds of this run so far, over all its processes."""
         return self.seconds + time.perf_counter() - self._began
