@@ -20,23 +20,23 @@ from kernels import median_ms, reason
 
 from infsa.files import write_json
 from infsa.ops.pure.triton_backward import pass_back
-from infsa.ops.pure.triton_forward import forward, plan_for
+from infsa.ops.pure.triton_forward import plan_for
 from infsa.ops.triton import configs
 from infsa.provenance import provenance
 
 
 def run_config(kernel, heads, width, n, is_causal, fields):
     """A closure that runs one kernel with one config, in the backward pass without the other one."""
-    config, options = configs.Config(**fields), (0.7, "relu", is_causal, 1e-6)
-    q, k, v = tokens(heads, width, n)
+    config, options = configs.Config(**fields), ("relu", is_causal, 1e-6)
+    inputs = (*tokens(heads, width, n), 0.7, None)
     if kernel == "forward":
-        return lambda: forward(q, k, v, *options, config)
-    z, norm = forward(q, k, v, *options)
-    plan = plan_for(q, k, v, 0.7, None, *options[1:])
-    grad, found = torch.ones_like(z), tuple(torch.empty_like(x) for x in (q, k, v))
+        return lambda: plan_for(*inputs, *options, config=config)(*inputs)
+    plan = plan_for(*inputs, *options)
+    z, norm = plan(*inputs)
+    grad, found = torch.ones_like(z), tuple(torch.empty_like(x) for x in inputs[:3])
     wanted = (kernel == "queries", kernel == "keys")
     chosen = (config if kernel == "keys" else None, config if kernel == "queries" else None)
-    return lambda: pass_back(plan, grad, q, k, v, 0.7, z, norm, None, found, wanted, chosen)
+    return lambda: pass_back(plan, grad, inputs, (z, norm), found, wanted, chosen)
 
 
 def compile_config(job):

@@ -67,14 +67,40 @@ def project_out(x: Tensor, extra: nn.Linear | None, proj: nn.Linear) -> Tensor:
     return linear(x if extra is None else linear(x, extra), proj)
 
 
-def _check_heads(dim: int, num_heads: int) -> None:
+def spread_rows(rows: Tensor, groups: Tensor | None) -> Tensor:
+    """Give every token the row of its group: (B, m, D) -> (B, N, D); without groups, unchanged."""
+    return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
+
+
+def check_divisible(dim: int, num_heads: int) -> None:
+    """Refuse a width that the heads do not divide."""
     check_count(dim, "dim")
     check_count(num_heads, "num_heads")
     if dim % num_heads:
         raise ValueError(f"num_heads must divide dim={dim}, got {num_heads}")
 
 
-class PureInfSA(nn.Module):
+class InfSALayer(nn.Module):
+    """What both layers have: heads with a decay, and the projections after them."""
+
+    extra: nn.Linear | None
+
+    def __init__(self, variant: str, dim: int, num_heads: int, activation: str, eps: float, impl: str) -> None:
+        super().__init__()
+        check_divisible(dim, num_heads)
+        check_activation(activation)
+        check_eps(eps)
+        check_impl(impl, variant)
+        self.num_heads, self.activation, self.eps, self.impl = num_heads, activation, eps, impl
+
+    def _add_output(self, dim: int, gamma: float, learn_gamma: bool, extra_proj: bool, **options: Any) -> None:
+        """Build what follows the heads, with the ``options`` of a projection; last, so that seeds give the same."""
+        self.extra = nn.Linear(dim, dim, **options) if extra_proj else None
+        self.proj = nn.Linear(dim, dim, **options)
+        self.decay = Decay(self.num_heads, gamma, learn_gamma, device=options["device"], dtype=options["dtype"])
+
+
+class PureInfSA(InfSALayer):
     """Multi-head Pure InfSA: ReLU scores over their Frobenius norm, times γ.
 
     Args:
@@ -116,23 +142,16 @@ class PureInfSA(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        _check_heads(dim, num_heads)
-        check_activation(activation)
+        super().__init__("pure", dim, num_heads, activation, eps, impl)
         check_norm(norm)
         check_hops(hops)
         check_dropout(dropout, "dropout")
-        check_eps(eps)
-        check_impl(impl, "pure")
         if dropout > 0 and hops != 1:
             raise ValueError(f"dropout={dropout!r} needs hops=1, got hops={hops!r}")
-        self.num_heads = num_heads
-        self.activation, self.norm, self.hops = activation, norm, hops
-        self.dropout, self.eps, self.impl = dropout, eps, impl
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias, device=device, dtype=dtype)
-        self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
-        self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
-        self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
+        self.norm, self.hops, self.dropout = norm, hops, dropout
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.qkv = nn.Linear(dim, 3 * dim, **options)
+        self._add_output(dim, gamma, learn_gamma, extra_proj, **options)
 
     def forward(
         self,
@@ -222,7 +241,7 @@ class LowRank(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
 
 
-class LinearInfSA(nn.Module):
+class LinearInfSA(InfSALayer):
     """Multi-head Linear-InfSA: tokens pooled by centrality, the result given to every token.
 
     Tokens are pooled before they are projected, so neither the value nor the output projection runs over N
@@ -273,13 +292,9 @@ class LinearInfSA(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        _check_heads(dim, num_heads)
-        check_activation(activation)
+        super().__init__("linear", dim, num_heads, activation, eps, impl)
         check_count(iterations, "iterations")
         check_count(queries, "queries")
-        check_eps(eps)
-        check_impl(impl, "linear")
         check_count(key_rank, "key_rank", at_least=0)
         if key_rank and not tied:
             raise ValueError(f"key_rank={key_rank} needs tied=True, got tied=False")
@@ -289,16 +304,13 @@ class LinearInfSA(nn.Module):
                 raise ValueError(
                     f"chunk_size={chunk_size!r} needs queries=1 and iterations=1, got {queries}, {iterations}"
                 )
-        self.num_heads = num_heads
-        self.activation, self.iterations, self.queries = activation, iterations, queries
-        self.chunk_size, self.eps, self.impl = chunk_size, eps, impl
-        self.q = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
-        self.k = None if tied else nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
+        self.iterations, self.queries, self.chunk_size = iterations, queries, chunk_size
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q = nn.Linear(dim, dim, **options)
+        self.k = None if tied else nn.Linear(dim, dim, **options)
         self.key_difference = LowRank(dim, key_rank, device=device, dtype=dtype) if key_rank else None
-        self.v = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
-        self.extra = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype) if extra_proj else None
-        self.proj = nn.Linear(dim, dim, bias=bias, device=device, dtype=dtype)
-        self.decay = Decay(num_heads, gamma, learn_gamma, device=device, dtype=dtype)
+        self.v = nn.Linear(dim, dim, **options)
+        self._add_output(dim, gamma, learn_gamma, extra_proj, **options)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend: x (B, N, D) -> (B, N, D).
@@ -306,10 +318,7 @@ class LinearInfSA(nn.Module):
         ``key_mask`` (B, N) is True for real tokens. With one central query the result is an expanded view
         of one row per image: add it, or copy it before writing to it in place.
         """
-        rows, groups = self._rows(x, key_mask, is_causal)
-        if groups is None:
-            return rows.expand(-1, x.shape[1], -1)
-        return spread(rows.unsqueeze(1), groups).squeeze(1)
+        return spread_rows(*self._rows(x, key_mask, is_causal)).expand(-1, x.shape[1], -1)
 
     def context(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """What every token receives, (B, 1, D), for callers that add it by broadcasting."""
@@ -345,9 +354,8 @@ class LinearInfSA(nn.Module):
     def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The same before the output projection."""
         values, groups = self._pooled_values(x, key_mask, is_causal)
-        return merge_heads(values) if groups is not None else values.reshape(
-            x.shape[0], 1, self.proj.in_features
-        ), groups
+        one_row = (x.shape[0], 1, self.proj.in_features)
+        return values.reshape(one_row) if groups is None else merge_heads(values), groups
 
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""

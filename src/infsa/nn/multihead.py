@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..ops import central_pool, linear_weights, pure_attention, pure_weights, spread
+from ..ops import central_pool, linear_weights, pure_attention, pure_weights
 from ..ops.checks import NORMS, check_activation, check_count, check_dropout, check_eps, shape_of
 from ..ops.dispatch import check_impl
 from ..ops.linear.projected import project_pooled
 from ..ops.tracing import transformed
 from .decay import Decay
-from .infsa import merge_heads, split_heads, zero_padding
+from .infsa import merge_heads, split_heads, spread_rows, zero_padding
 from .masks import (
     add_bias,
     hidden,
@@ -270,11 +270,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         pooled = central_pool(q, k, call.value.unsqueeze(1), impl=self.impl, **options, **chunks)
         projected = project_pooled(pooled, *self._projection(2), self.num_heads)
         rows = self.out_proj(merge_heads(projected, self.decay()))  # (B, m, E)
-        if pooled.groups is not None:
-            rows = spread(rows.unsqueeze(1), pooled.groups).squeeze(1)
         length = call.query.shape[1]
         weights = linear_weights(q, k, **options).unsqueeze(2).expand(-1, -1, length, -1) if call.need_weights else None
-        return rows.expand(-1, length, -1), weights
+        return spread_rows(rows, pooled.groups).expand(-1, length, -1), weights
 
     def _check_linear(self, call: Call) -> None:
         """Refuse what Linear-InfSA cannot keep."""

@@ -141,6 +141,13 @@ def decay_per_head(gamma: float | Tensor, heads: int, like: Tensor) -> Tensor:
     return gamma.to(device=like.device, dtype=dtype).reshape(-1, 1, 1)
 
 
+def backward_schema(operator: str, kept: str, returns: str) -> str:
+    """The schema of an operator's gradient: it takes ∂L/∂result, all that the operator takes, and what is ``kept``."""
+    namespace, name = operator.split("::")
+    arguments = str(getattr(getattr(torch.ops, namespace), name).default._schema).partition("(")[2]
+    return f"(Tensor grad, {arguments.rpartition(') ->')[0]}, {kept}) -> {returns}"
+
+
 def refuse_second_derivatives(*operators: str) -> None:
     """Let the backward passes of custom operators say who can be differentiated twice."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 
@@ -27,6 +28,16 @@ def _functions_transformed() -> bool:
 def transformed() -> bool:
     """Whether forward-mode derivatives or ``torch.func`` are at work, in compiled code too."""
     return forward_ad._current_level >= 0 or _functions_transformed()
+
+
+def followed(grad: Tensor) -> bool:
+    """Whether torch must be able to follow a backward pass: to differentiate it again, compile, transform or batch it.
+
+    ``torch.autograd.grad(..., is_grads_batched=True)`` passes one tensor that stands for many.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+        return True
+    return type(grad) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def surely(condition: bool | torch.SymBool) -> bool:

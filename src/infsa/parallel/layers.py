@@ -47,37 +47,52 @@ class ShardedPureInfSA(PureInfSA):
 
     ranks: Ranks
 
-    def forward(
+    def _joined(
         self,
         x: Tensor,
-        key_mask: Tensor | None = None,
+        key_mask: Tensor | None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        tokens: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Attend: x (B, N, D) -> (B, N, D), N this rank's tokens, which may be none."""
+        """The heads before the output projection for x (B, N, D), N this rank's tokens, which may be none."""
         if attn_mask is not None:
             raise ValueError("attn_mask is not offered over ranks; key_mask and is_causal are")
-        return _pure(self, self.ranks, x, key_mask, None, is_causal)
+        if self.norm != "frobenius":
+            raise ValueError(f"only norm='frobenius' is offered over ranks, got norm={self.norm!r}")
+        if self.training and self.dropout > 0:
+            raise ValueError(f"dropout on attention weights is not offered over ranks, got {self.dropout}")
+        q, k, v = self._project(zero_padding(x, key_mask))
+        z = pure_attention(
+            q,
+            k,
+            v,
+            group=self.ranks,
+            tokens=tokens,
+            gamma=self.decay(),
+            activation=self.activation,
+            key_mask=key_mask,
+            is_causal=is_causal,
+            hops=int(self.hops),
+            eps=self.eps,
+        )
+        return merge_heads(z)
 
 
 class ShardedLinearAttention(ShardedLinearInfSA, LinearInfSAAttention):  # type: ignore[misc]
     """The mechanism ``infsa_linear`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`."""
-
-    ranks: Ranks
 
     def forward(self, x: Tensor, grid: Strips, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attend: x (B, N, D) -> (B, N, D), N = the tokens of this rank's strip."""
         return ShardedLinearInfSA.forward(self, x, key_mask)
 
 
-class ShardedPureAttention(PureInfSAAttention):
+class ShardedPureAttention(ShardedPureInfSA, PureInfSAAttention):  # type: ignore[misc]
     """The mechanism ``infsa_pure`` of a model on this rank's strip; made by :func:`infsa.parallel.shard_model`."""
-
-    ranks: Ranks
 
     def forward(self, x: Tensor, grid: Strips, num_prefix: int = 1, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attend: x (B, N, D) -> (B, N, D), N = the tokens of this rank's strip."""
-        return _pure(self, self.ranks, x, key_mask, grid.tokens, False)
+        return project_out(self._joined(x, key_mask, tokens=grid.tokens), self.extra, self.proj)
 
 
 SHARDED: dict[type[nn.Module], type[nn.Module]] = {
@@ -111,32 +126,3 @@ def shard_each(layers: list[nn.Module], ranks: Ranks) -> None:
     for layer in layers:
         layer.ranks = ranks  # type: ignore[assignment]
         layer.__class__ = SHARDED[type(layer)]  # as torch's fully_shard does: hooks, names and parameters stay
-
-
-def _pure(
-    layer: PureInfSA,
-    ranks: Ranks,
-    x: Tensor,
-    key_mask: Tensor | None,
-    tokens: tuple[int, ...] | None,
-    is_causal: bool,
-) -> Tensor:
-    if layer.norm != "frobenius":
-        raise ValueError(f"only norm='frobenius' is offered over ranks, got norm={layer.norm!r}")
-    if layer.training and layer.dropout > 0:
-        raise ValueError(f"dropout on attention weights is not offered over ranks, got {layer.dropout}")
-    q, k, v = layer._project(zero_padding(x, key_mask))
-    z = pure_attention(
-        q,
-        k,
-        v,
-        group=ranks,
-        tokens=tokens,
-        gamma=layer.decay(),
-        activation=layer.activation,
-        key_mask=key_mask,
-        is_causal=is_causal,
-        hops=int(layer.hops),
-        eps=layer.eps,
-    )
-    return project_out(merge_heads(z), layer.extra, layer.proj)

@@ -86,3 +86,20 @@ def assert_accurate(inputs, **options):
     found = value_and_gradients(attend(**on_device), inputs)
     assert found[0].dtype == dtype
     assert_within_twice(found, theirs, exact(inputs, **options), dtype)
+
+
+def forward(inputs, *options, config=None):
+    """Z and the norms, straight from the launches; ``inputs`` end with what each query may see, or None."""
+    from infsa.ops.pure.triton_forward import plan_for
+
+    return plan_for(*inputs, *options, config=config)(*inputs)
+
+
+def backward(grad, inputs, result, *options, config=None):
+    """dQ, dK, dV and sums of c, straight from the launches."""
+    from infsa.ops.pure.triton_backward import pass_back
+    from infsa.ops.pure.triton_forward import plan_for
+
+    found = tuple(torch.empty_like(x) for x in inputs[:3])
+    sums = pass_back(plan_for(*inputs, *options), grad, inputs, result, found, configs=(config, config))
+    return *found, sums[0]

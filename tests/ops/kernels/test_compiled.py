@@ -6,6 +6,8 @@ import torch
 import infsa
 from infsa.ops.dispatch import HAS_TRITON, INTERPRETED
 
+from .helpers import backward, forward
+
 if HAS_TRITON:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -85,8 +87,8 @@ def test_the_widest_heads_fit(compiled):
     """Of the widths, 128 takes the most memory."""
     generation = configs.generation(None)
     q, k, v, g = (torch.zeros(1, 512, 2, 128, dtype=torch.bfloat16).transpose(1, 2) for _ in range(4))
-    z, norm = pure_forward.forward(q, k, v, 0.7, "relu", False, 1e-6)
-    pure_backward.backward(g, q, k, v, 0.7, z, norm, "relu", False, 1e-6)
+    call, options = (q, k, v, 0.7, None), ("relu", False, 1e-6)
+    backward(g, call, forward(call, *options), *options)
     assert set(compiled) == TIGHT[generation]
     for name, kernel in compiled.items():
         assert kernel.metadata.shared <= 1024 * KIB[generation], name
@@ -106,8 +108,8 @@ def test_every_kind_of_norm_compiles(dtype, by_row, monkeypatch):
     without_plans(monkeypatch)
     q = torch.zeros(1, 2, 100, 64, dtype=dtype)
     seen = torch.ones(1, 100, dtype=torch.float64) if by_row else None
-    z, norm = pure_forward.forward(q, q, q, torch.ones(2), "gelu", True, 1e-6, seen=seen)
-    pure_backward.backward(q, q, q, q, torch.ones(2), z, norm, "gelu", True, 1e-6, seen=seen)
+    call, options = (q, q, q, torch.ones(2), seen), ("gelu", True, 1e-6)
+    backward(q, call, forward(call, *options), *options)
     assert set(found) == PASSES | (set() if by_row or dtype == torch.float16 else {"pure_later_rows"})
 
 

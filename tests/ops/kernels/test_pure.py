@@ -5,8 +5,6 @@ import torch
 
 import infsa
 from infsa.ops.pure import triton_forward
-from infsa.ops.pure.triton_backward import backward
-from infsa.ops.pure.triton_forward import forward
 from infsa.ops.triton.configs import Config
 from infsa.ops.triton.layout import readable
 
@@ -17,7 +15,9 @@ from .helpers import (
     assert_accurate,
     assert_within_twice,
     attend,
+    backward,
     exact,
+    forward,
     plain_results,
     problem,
     pull,
@@ -95,11 +95,11 @@ TILES = {
 )
 def test_every_way_to_run_the_kernels(name, is_causal):
     inputs, config = problem(4, 50, heads=1), TILES[name]
-    q, k, v, gamma = inputs
-    gamma = gamma.view(-1, 1, 1)
-    z, norm = forward(q, k, v, gamma, "relu", is_causal, 1e-6, config)
-    *found, c = backward(pull(z), q, k, v, gamma, z, norm, "relu", is_causal, 1e-6, config, config)
-    found = (z, *found, c.double().sum((0, 2)) / gamma.flatten())
+    *qkv, gamma = inputs
+    call, options = (*qkv, gamma.view(-1, 1, 1), None), ("relu", is_causal, 1e-6)
+    z, norm = forward(call, *options, config=config)
+    *found, c = backward(pull(z), call, (z, norm), *options, config=config)
+    found = (z, *found, c.double().sum((0, 2)) / gamma)
     yardstick = value_and_gradients(attend("reference", is_causal=is_causal), inputs)
     assert_within_twice(found, yardstick, exact(inputs, is_causal=is_causal), torch.float32)
 
@@ -131,7 +131,7 @@ def test_causal_heads_that_take_turns(together, monkeypatch):
         plan = triton_forward.plan_for(q, k, v, gamma, None, "relu", True, 1e-6)
         assert plan.group == min(together, 6)
         z, norm = plan(q, k, v, gamma, None)
-        *found, c = backward(pull(z), q, k, v, gamma, z, norm, "relu", True, 1e-6)
+        *found, c = backward(pull(z), (q, k, v, gamma, None), (z, norm), "relu", True, 1e-6)
     finally:
         triton_forward.forward_plan.cache_clear()
     found = (z, *found, c.sum((0, 2)) / gamma)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ...ops.checks import check_count, check_token_mask
 from ...ops.dtypes import cast_output
-from ..infsa import _check_heads, check_tokens, project_out
+from ..infsa import check_divisible, check_tokens, project_out
 from .layout import Grid, Layout
 
 
@@ -65,7 +65,7 @@ class Attention(nn.Module):
 
     def _describe(self, dim: int, num_heads: int, grid: Grid, num_prefix: int) -> None:
         """Check and keep what every mechanism is built for."""
-        _check_heads(dim, num_heads)
+        check_divisible(dim, num_heads)
         _check_layout(grid, num_prefix)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
         self.grid: Grid = (grid[0], grid[1])

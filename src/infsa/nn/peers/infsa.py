@@ -1,16 +1,16 @@
 """The two InfSA layers behind the interface of the compared mechanisms."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from ...ops import spread
-from ..infsa import LinearInfSA, PureInfSA, scale_heads, split_heads
-from .base import Attention, Projections
+from ..infsa import LinearInfSA, PureInfSA, scale_heads, split_heads, spread_rows
+from .base import Attention, Scaffold
 from .layout import Grid, Layout
 
 
-class Options(Projections, total=False):
+class Options(Scaffold, total=False):
     """The constructor arguments that both layers share."""
 
     gamma: float
@@ -35,7 +35,15 @@ class LinearOptions(Options, total=False):
     queries: int
 
 
-class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
+class InfSAAttention(Attention):
+    """An InfSA layer among the mechanisms: the class after this one in a list of bases."""
+
+    def __init__(self, dim: int, num_heads: int, *, grid: Grid, num_prefix: int = 1, **options: Any) -> None:
+        super().__init__(dim, num_heads, **options)
+        self._describe(dim, num_heads, grid, num_prefix)
+
+
+class PureInfSAAttention(InfSAAttention, PureInfSA):  # type: ignore[misc]
     """:class:`infsa.nn.PureInfSA` called like the other mechanisms. The map is Â, without γ, whatever ``hops`` is.
 
     Args:
@@ -54,11 +62,8 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
 
     name = "infsa_pure"
 
-    def __init__(
-        self, dim: int, num_heads: int, *, grid: Grid, num_prefix: int = 1, **options: Unpack[PureOptions]
-    ) -> None:
-        PureInfSA.__init__(self, dim, num_heads, **options)
-        self._describe(dim, num_heads, grid, num_prefix)
+    def __init__(self, dim: int, num_heads: int, **options: Unpack[PureOptions]) -> None:
+        super().__init__(dim, num_heads, **options)
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
         return PureInfSA.forward(self, x, layout.key_mask)
@@ -73,7 +78,7 @@ class PureInfSAAttention(Attention, PureInfSA):  # type: ignore[misc]
         return scale_heads(self._project(x)[2], self.decay())
 
 
-class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
+class LinearInfSAAttention(InfSAAttention, LinearInfSA):  # type: ignore[misc]
     """:class:`infsa.nn.LinearInfSA` called like the other mechanisms. The map is a: one row, or N with ``queries`` > 1.
 
     Args:
@@ -94,19 +99,14 @@ class LinearInfSAAttention(Attention, LinearInfSA):  # type: ignore[misc]
 
     name = "infsa_linear"
 
-    def __init__(
-        self, dim: int, num_heads: int, *, grid: Grid, num_prefix: int = 1, **options: Unpack[LinearOptions]
-    ) -> None:
-        LinearInfSA.__init__(self, dim, num_heads, **options)
-        self._describe(dim, num_heads, grid, num_prefix)
+    def __init__(self, dim: int, num_heads: int, **options: Unpack[LinearOptions]) -> None:
+        super().__init__(dim, num_heads, **options)
 
     def _output(self, x: Tensor, layout: Layout) -> Tensor:
-        rows, groups = self._rows(x, layout.key_mask, False)
-        return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
+        return spread_rows(*self._rows(x, layout.key_mask, False))
 
     def _mix(self, x: Tensor, layout: Layout) -> Tensor:
-        rows, groups = self._joined_rows(x, layout.key_mask, False)
-        return rows if groups is None else spread(rows.unsqueeze(1), groups).squeeze(1)
+        return spread_rows(*self._joined_rows(x, layout.key_mask, False))
 
     def _weights(self, x: Tensor, layout: Layout) -> Tensor:
         weights = LinearInfSA.weights(self, x, layout.key_mask)

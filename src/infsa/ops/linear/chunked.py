@@ -17,8 +17,6 @@ from .state import LinearState, energies, key_scores
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}  # entries of the largest temporary
 
-Sums = tuple[Tensor, Tensor, Tensor]  # Σ|w| (B, H, m), Σ w (B, H, m), Σ w u (B, H, m, width)
-
 
 def _chunks(tokens: int, per_token: int, device: torch.device) -> Iterator[slice]:
     budget = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
@@ -35,8 +33,8 @@ def _members(groups: Tensor | None, count: int, chunk: slice, dtype: torch.dtype
     return (groups[:, None, None, chunk] == names[:, None]).to(dtype)
 
 
-def energy_sums(q: Tensor, groups: Tensor | None, count: int) -> Sums:
-    """First pass: weights e_i = ‖q_i‖ and vectors q_i, per group of tokens."""
+def energy_sums(q: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """First pass: Σ e and Σ e q, e_i = ‖q_i‖, per group of tokens: (B, H, count), (B, H, count, d)."""
     batch, heads, tokens, width = q.shape
     state = LinearState.zero(batch, heads, width, groups=count, dtype=q.dtype, device=q.device)
     for chunk in _chunks(tokens, batch * heads * max(width, count), q.device):
@@ -44,7 +42,7 @@ def energy_sums(q: Tensor, groups: Tensor | None, count: int) -> Sums:
         members = _members(groups, count, chunk, energy.dtype)
         weights = energy if members is None else members * energy.unsqueeze(-2)
         state = state.update(weights, q[:, :, chunk])
-    return state.absolute, state.signed, state.vectors
+    return state.absolute, state.vectors
 
 
 def energy_gradient(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups: Tensor | None, count: int) -> Tensor:
@@ -66,8 +64,11 @@ def energy_gradient(grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups:
     return dq
 
 
-def score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> Sums:
-    """Second pass: weights S_j = φ(q̄ · k_j) and vectors v_j; v may be shared by the heads, (B, 1, N, D)."""
+def score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Second pass: Σ|S|, ΣS and ΣSv, S_j = φ(q̄ · k_j): (B, H, m), (B, H, m), (B, H, m, dv).
+
+    v may be shared by the heads, (B, 1, N, dv).
+    """
     batch, heads, tokens, width = k.shape
     state = LinearState.zero(batch, heads, v.shape[-1], groups=central.shape[2], dtype=k.dtype, device=k.device)
     per_token = batch * max(heads * max(width, central.shape[2]), v.shape[1] * v.shape[-1])

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..checks import Projection
 from ..dtypes import FEW_TOKENS
-from ..tracing import transformed
+from ..tracing import followed
 from ..triton.layout import mask_bytes, on_device
 from . import plan as plans
 from . import register
@@ -146,11 +146,6 @@ def _autocast_off(x: Tensor) -> Any:
     return torch.autocast(x.device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
-def _batched(x: Tensor) -> bool:
-    """Whether x stands for many tensors, as ``torch.autograd.grad(..., is_grads_batched=True)`` passes them."""
-    return type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x)
-
-
 class _Fused(torch.autograd.Function):
     """``fused_values`` with its gradient: of x, three projections and γ, each only if asked for."""
 
@@ -170,7 +165,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         saved, wants = ctx.saved_tensors, ctx.needs_input_grad
         tensors, mask, kept = saved[:8], saved[8], saved[9:]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or _batched(grad):
+        if followed(grad):
             return *_plain_gradients(ctx.options, tensors, mask, grad, wants), *(None,) * 3
         return *backward(ctx.plan, tensors, mask, kept, grad, wants), *(None,) * 3
 

@@ -3,54 +3,26 @@
 Autocast is off inside: sums over tokens are never computed in half precision.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op, register_autograd
+from torch.library import CustomOpDef, custom_op, register_autograd
 
-from ..checks import refuse_second_derivatives
+from ..checks import backward_schema, refuse_second_derivatives
 from ..dtypes import accumulation_dtype, without_autocast
 from . import chunked
 
 
-@custom_op("infsa::linear_energy_sums", mutates_args=())
-@without_autocast
-def linear_energy_sums(q: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    """Σ e and Σ e q, per group of tokens: (B, H, count), (B, H, count, d)."""
-    total, _, vectors = chunked.energy_sums(q, groups, count)
-    return total, vectors
+def _plain(name: str, function: Callable[..., Any]) -> CustomOpDef:
+    return custom_op(f"infsa::{name}", without_autocast(function), mutates_args=())
 
 
-@custom_op("infsa::linear_energy_sums_backward", mutates_args=())
-@without_autocast
-def linear_energy_sums_backward(
-    grad_total: Tensor, grad_vectors: Tensor, q: Tensor, groups: Tensor | None, count: int
-) -> Tensor:
-    """dq."""
-    return chunked.energy_gradient(grad_total, grad_vectors, q, groups, count)
-
-
-@custom_op("infsa::linear_score_sums", mutates_args=())
-@without_autocast
-def linear_score_sums(central: Tensor, k: Tensor, v: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ|S|, ΣS and ΣSv: (B, H, m), (B, H, m), (B, H, m, dv)."""
-    return chunked.score_sums(central, k, v, activation)
-
-
-@custom_op("infsa::linear_score_sums_backward", mutates_args=())
-@without_autocast
-def linear_score_sums_backward(
-    grad_absolute: Tensor,
-    grad_signed: Tensor,
-    grad_vectors: Tensor,
-    central: Tensor,
-    k: Tensor,
-    v: Tensor,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the central queries, keys and values."""
-    return chunked.score_gradients(grad_absolute, grad_signed, grad_vectors, central, k, v, activation)
+linear_energy_sums = _plain("linear_energy_sums", chunked.energy_sums)
+linear_energy_sums_backward = _plain("linear_energy_sums_backward", chunked.energy_gradient)
+linear_score_sums = _plain("linear_score_sums", chunked.score_sums)
+linear_score_sums_backward = _plain("linear_score_sums_backward", chunked.score_gradients)
 
 
 @custom_op("infsa_triton::linear_fused", mutates_args=())
@@ -78,37 +50,18 @@ def linear_fused(
     return (values, q, raw, *kept)  # type: ignore[return-value]
 
 
-@custom_op("infsa_triton::linear_fused_backward", mutates_args=())
-def linear_fused_backward(
-    grad: Tensor,
-    x: Tensor,
-    wq: Tensor,
-    bq: Tensor | None,
-    wk: Tensor | None,
-    bk: Tensor | None,
-    wv: Tensor,
-    bv: Tensor | None,
-    decay: Tensor | None,
-    mask: Tensor | None,
-    q: Tensor,
-    raw: Tensor,
-    scores: Tensor,
-    u: Tensor,
-    pooled: Tensor,
-    central: Tensor,
-    numbers: Tensor,
-    heads: int,
-    activation: str,
-    eps: float,
-    gamma: float,
-    wants: list[bool],
-) -> list[Tensor]:
+KEPT = "Tensor q, Tensor raw, Tensor scores, Tensor u, Tensor pooled, Tensor central, Tensor numbers, bool[] wants"
+GRADIENTS = backward_schema("infsa_triton::linear_fused", KEPT, "Tensor[]")
+
+
+@custom_op("infsa_triton::linear_fused_backward", mutates_args=(), schema=GRADIENTS)
+def linear_fused_backward(grad: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of the first eight that are wanted, in their order."""
     from . import fused
 
-    tensors = (x, wq, bq, wk, bk, wv, bv, decay)
-    plan = fused.plan_for(tensors, mask, heads, activation, eps, gamma)
-    kept = (q, raw if raw.numel() else None, scores, u, pooled, central, numbers)
+    tensors, mask, options, kept, wants = rest[:8], rest[8], rest[9:13], [*rest[13:20]], rest[20]
+    kept[1] = kept[1] if kept[1].numel() else None
+    plan = fused.plan_for(tensors, mask, *options)
     return [y for y in fused.backward(plan, tensors, mask, kept, grad, wants) if y is not None]
 
 
@@ -178,15 +131,14 @@ def _scores_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, heads, activation, eps, gamma = inputs
-    ctx.options = heads, activation, eps, gamma
+    ctx.options = inputs[9:]
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.save_for_backward(*inputs[:9], *output[1:])
 
 
 def _fused_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    wants = list(ctx.needs_input_grad[:8])
-    found = iter(linear_fused_backward(grad, *ctx.saved_tensors, *ctx.options, wants))
+    saved, wants = ctx.saved_tensors, list(ctx.needs_input_grad[:8])
+    found = iter(linear_fused_backward(grad, *saved[:9], *ctx.options, *saved[9:], wants))
     return *(next(found) if wanted else None for wanted in wants), *(None,) * 5
 
 

@@ -29,7 +29,7 @@ from ..triton.parts import (
     rounded,
     wide,
 )
-from .triton_forward import columns, head_sum, times
+from .triton_forward import columns, head_bias, head_sum, head_weight, span_of, times, weight_times
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -69,7 +69,6 @@ def row_kernel(
     if LEARNED:
         gamma = tl.load(gamma_ptr + head)
     inside = tl.arange(0, PADDED)
-    row = head * WIDTH + inside
     known = exists[:, None] & (inside < WIDTH)[None, :]
     of_row = place[:, None] * WIDTH + inside[None, :]
     grad = tl.load(grad_ptr + of_row, mask=known, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
@@ -78,16 +77,14 @@ def row_kernel(
     factor = gamma / unit
     on_mass = tl.zeros([IMAGES], dtype=tl.float32)
     if BIASED:
-        b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
-        on_mass = tl.sum(grad * b[None, :], 1)
+        on_mass = tl.sum(grad * head_bias(b_ptr, head, WIDTH, PADDED)[None, :], 1)
     kept = rows_ptr + (wide(image) * 3 * heads + head)[:, None] * DIM
     further = wide(heads) * DIM
     exact = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     nearly = tl.zeros([IMAGES, BLOCK_D], dtype=tl.float32)
     for start in tl.range(0, DIM, BLOCK_D):
         channel = start + tl.arange(0, BLOCK_D)
-        inner = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
-        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=inner, other=0.0).to(tl.float32)
+        w = head_weight(w_ptr, head, channel, DIM, WIDTH, PADDED)
         mask = exists[:, None] & (channel < DIM)[None, :]
         spot = place[:, None] * DIM + channel[None, :]
         pooled = tl.load(pooled_ptr + spot, mask=mask, other=0.0)
@@ -132,11 +129,8 @@ def edge_gradient_kernel(
     ACTIVATION: tl.constexpr,
 ):
     """draw and S side by side, (B, N, 2H), from x · r (B, N, H), for one span of tokens; Σ draw."""
-    head_blocks = tl.cdiv(heads, BLOCK_H)
-    head = tl.program_id(0) % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    place = tl.program_id(0) // head_blocks
-    batch, first = place // splits, place % splits * span
-    last = tl.minimum(first + span, n)
+    first_head, place, batch, first, last = span_of(heads, n, splits, span, BLOCK_H)
+    head = first_head + tl.arange(0, BLOCK_H)
     of_head = wide(batch) * heads + head
     on_mass = tl.load(pulls_ptr + of_head, mask=head < heads, other=0.0)
     if ACTIVATION != RELU:
@@ -196,16 +190,9 @@ def central_gradient_kernel(
     batch, head = place // heads, place % heads
     on_offset = head_sum(sums_ptr, batch, head, heads, splits, BLOCK)
     inside = tl.arange(0, PADDED)
-    row = head * WIDTH + inside
-    products = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
-    for start in tl.range(0, DIM, BLOCK_D):
-        channel = start + tl.arange(0, BLOCK_D)
-        mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
-        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        products += w * tl.load(du_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0)[None, :]
-    on_central = tl.sum(products, 1)
+    on_central = weight_times(w_ptr, head, du_ptr, place, DIM, WIDTH, PADDED, BLOCK_D)
     if BIASED:
-        on_central += on_offset * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+        on_central += on_offset * head_bias(b_ptr, head, WIDTH, PADDED)
     unit, scale = tl.load(numbers_ptr + 4 * items + place), tl.load(pulls_ptr + 3 * items + place)
     on_central *= scale / unit / tl.load(numbers_ptr + place)
     of_row = wide(place) * WIDTH + inside

@@ -38,6 +38,32 @@ def columns(first_head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK_
     return offset, exists
 
 
+@triton.jit
+def span_of(heads, n, splits, span, BLOCK_H: tl.constexpr):
+    """The program's first head, its place in (B, splits), the image, and the first and last token of its span."""
+    head_blocks = tl.cdiv(heads, BLOCK_H)
+    first_head = tl.program_id(0) % head_blocks * BLOCK_H
+    place = tl.program_id(0) // head_blocks
+    batch, first = place // splits, place % splits * span
+    return first_head, place, batch, first, tl.minimum(first + span, n)
+
+
+@triton.jit
+def head_weight(w_ptr, head, channel, DIM: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """A head's rows of a weight (H · WIDTH, DIM), in float32, for some channels: (PADDED, channels)."""
+    inside = tl.arange(0, PADDED)
+    row = head * WIDTH + inside
+    mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
+    return tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def head_bias(b_ptr, head, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """A head's part of a bias (H · WIDTH,), in float32: (PADDED,)."""
+    inside = tl.arange(0, PADDED)
+    return tl.load(b_ptr + head * WIDTH + inside, mask=inside < WIDTH, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def span_kernel(
     q_ptr,
@@ -57,11 +83,7 @@ def span_kernel(
     MASKED: tl.constexpr,
 ):
     """Σ e and Σ e q of one span of tokens, for a block of heads."""
-    head_blocks = tl.cdiv(heads, BLOCK_H)
-    first_head = tl.program_id(0) % head_blocks * BLOCK_H
-    place = tl.program_id(0) // head_blocks
-    batch, first = place // splits, place % splits * span
-    last = tl.minimum(first + span, n)
+    first_head, place, batch, first, last = span_of(heads, n, splits, span, BLOCK_H)
     offset, exists = columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
     base = head_start(q_ptr, batch, 0, stride_b, 0)
     row = tl.arange(0, BLOCK_N)
@@ -130,18 +152,14 @@ def central_kernel(
     central = tl.sum(vector, 1) / total[:, None]  # (IMAGES, PADDED)
     unit = power_of_two_below(tl.sqrt(tl.sum(central * central, 1)))
     central /= unit[:, None]
-    row = head * WIDTH + inside
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
-    w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-    u = rounded(times(central, w), u_ptr.dtype.element_ty)
+    u = rounded(times(central, head_weight(w_ptr, head, channel, DIM, WIDTH, PADDED)), u_ptr.dtype.element_ty)
     place = wide(image) * heads + head
     tl.store(u_ptr + place[:, None] * DIM + channel[None, :], u, mask=exists[:, None] & (channel < DIM)[None, :])
     if tl.program_id(1) == 0:
         offset = tl.zeros([IMAGES], dtype=tl.float32)
         if BIASED:
-            b = tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
-            offset = tl.sum(central * b[None, :], 1)
+            offset = tl.sum(central * head_bias(b_ptr, head, WIDTH, PADDED)[None, :], 1)
         tl.store(numbers_ptr + place, total, mask=exists)
         tl.store(numbers_ptr + items + place, offset, mask=exists)
         tl.store(numbers_ptr + 4 * items + place, unit, mask=exists)
@@ -167,11 +185,8 @@ def edge_kernel(
     ACTIVATION: tl.constexpr,
 ):
     """S = φ(raw + o), raw and S (B, N, H), for one span of tokens; Σ S and, where S may be negative, Σ|S|."""
-    head_blocks = tl.cdiv(heads, BLOCK_H)
-    head = tl.program_id(0) % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    place = tl.program_id(0) // head_blocks
-    batch, first = place // splits, place % splits * span
-    last = tl.minimum(first + span, n)
+    first_head, place, batch, first, last = span_of(heads, n, splits, span, BLOCK_H)
+    head = first_head + tl.arange(0, BLOCK_H)
     of_head = wide(batch) * heads + head
     offset = tl.load(numbers_ptr + items + of_head, mask=head < heads, other=0.0)
     unit = tl.load(numbers_ptr + 4 * items + of_head, mask=head < heads, other=1.0)
@@ -204,6 +219,19 @@ def head_sum(sums_ptr, batch, head, heads, splits, BLOCK: tl.constexpr):
         spot = (wide(batch) * splits + split) * heads + head
         total += tl.load(sums_ptr + spot, mask=split < splits, other=0.0)
     return tl.sum(total, 0)
+
+
+@triton.jit
+def weight_times(
+    w_ptr, head, row_ptr, place, DIM: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """A head's rows of a weight times a row in float32 (DIM,), the one at a place: (PADDED,)."""
+    products = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
+    for start in tl.range(0, DIM, BLOCK_D):
+        channel = start + tl.arange(0, BLOCK_D)
+        w = head_weight(w_ptr, head, channel, DIM, WIDTH, PADDED)
+        products += w * tl.load(row_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0)[None, :]
+    return tl.sum(products, 1)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -240,17 +268,9 @@ def value_kernel(
     tl.store(numbers_ptr + 2 * items + place, mass)
     tl.store(numbers_ptr + 3 * items + place, scale)
     inside = tl.arange(0, PADDED)
-    row = head * WIDTH + inside
-    values = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
-    for start in tl.range(0, DIM, BLOCK_D):
-        channel = start + tl.arange(0, BLOCK_D)
-        mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
-        w = tl.load(w_ptr + row[:, None] * DIM + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        pooled = tl.load(pooled_ptr + wide(place) * DIM + channel, mask=channel < DIM, other=0.0)
-        values += w * pooled[None, :]
-    found = tl.sum(values, 1)
+    found = weight_times(w_ptr, head, pooled_ptr, place, DIM, WIDTH, PADDED, BLOCK_D)
     if BIASED:
-        found += mass * tl.load(b_ptr + row, mask=inside < WIDTH, other=0.0).to(tl.float32)
+        found += mass * head_bias(b_ptr, head, WIDTH, PADDED)
     if LEARNED:
         gamma = tl.load(gamma_ptr + head)
     found = rounded(gamma * found / scale, values_ptr.dtype.element_ty)

@@ -110,13 +110,10 @@ def pure_attention(
         return cast_output(reference.pure_diffusion(weights, v, decay, hops, prefix), q.dtype)
     if impl == "triton":
         return _by_kernels(q, k, v, decay if isinstance(gamma, Tensor) else float(gamma), rule, int(hops))
-    if hops == math.inf:
-        z, _ = register.pure_resolvent(q, k, v, decay, *rule)
-        return cast_output(decay * z, q.dtype)
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    z, _ = register.pure_chunked(q, k, v, *rule, dropout_p, seed)
-    for _ in range(int(hops) - 1):
-        z, _ = register.pure_chunked(q, k, v + decay * z, *rule, 0.0, None)
+    z, _ = register.pure_chunked(q, k, v, *rule, dropout_p, seed, decay if hops == math.inf else None)
+    for _ in range(0 if hops == math.inf else int(hops) - 1):
+        z, _ = register.pure_chunked(q, k, v + decay * z, *rule, 0.0, None, None)
     return cast_output(decay * z, q.dtype)
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..triton.configs import Config, default_config
 from ..triton.launch import Launch
-from ..triton.layout import describable, on_device, readable, token_major
+from ..triton.layout import describable, on_device, readable
 from .triton_backward_kernels import pure_gather, pure_later_rows, pure_row_dots
-from .triton_forward import PLANS, Forward, Strides, place_and_number, plan_for
+from .triton_forward import PLANS, Forward, Inputs, Strides, place_and_number
 
 ROWS_PER_DOT = 64
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -60,7 +60,7 @@ class Backward:
         keys_config: Config | None,
         queries_config: Config | None,
     ) -> None:
-        self.plan, items, n_q, n_k = plan, plan.items, plan.n_q, plan.n_k
+        items, n_q, n_k = plan.items, plan.n_q, plan.n_k
         shared = not plan.is_causal and plan.seen is None
         self.factors = 3 if plan.dtype == torch.float16 else 0 if shared else 1
         prefix = self.factors == 1 and plan.seen is None
@@ -109,43 +109,6 @@ class Backward:
         config = queries_config or chosen("queries")
         self.queries = gather(False, config, config.block_q, config.block_k, (q, grad, k, v, dq, dq))
 
-    def __call__(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gamma: float | Tensor,
-        z: Tensor,
-        norm: Tensor,
-        seen: Tensor | None,
-        gradients: Gradients,
-        wanted: tuple[bool, bool],
-    ) -> Tensor:
-        """Write dQ, and dK with dV, as ``wanted``; the first of what returns are sums of c (B, H, blocks)."""
-        plan, (dq, dk, dv) = self.plan, gradients
-        partial = torch.empty(self.partial, dtype=torch.float64, device=plan.device)
-        if plan.items == 0:
-            return partial
-        scaled, rows, out = grad, norm, norm
-        if self.factors:
-            rows = torch.empty((*plan.norms[:2], plan.n_q), dtype=torch.float32, device=plan.device)
-        if self.factors == 1:
-            scaled = torch.empty(z.shape, dtype=plan.dtype, device=plan.device)
-        decay, number = place_and_number(gamma, norm)
-        with on_device(q):
-            self.dots(grad, z, norm, norm if seen is None else seen, decay, scaled, rows, partial, numbers=number)
-            if self.later is not None:
-                self.later(rows, partial)
-            if self.factors == 3:
-                rows, out = row_factors(rows, grad, v, gamma, norm, plan, seen)
-            shared = (norm, partial, decay, rows, out)
-            if wanted[1]:
-                self.keys(k, v, q, scaled, dk, dv, *shared, numbers=number)
-            if wanted[0]:
-                self.queries(q, scaled, k, v, dq, dq, *shared, numbers=number)
-        return partial
-
 
 _backward_plan = functools.lru_cache(PLANS)(Backward)
 
@@ -153,43 +116,38 @@ _backward_plan = functools.lru_cache(PLANS)(Backward)
 def pass_back(
     plan: Forward,
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gamma: float | Tensor,
-    z: Tensor,
-    norm: Tensor,
-    seen: Tensor | None,
+    inputs: Inputs,
+    result: tuple[Tensor, Tensor],
     gradients: Gradients,
     wanted: tuple[bool, bool] = (True, True),
     configs: tuple[Config | None, Config | None] = (None, None),
 ) -> Tensor:
-    """Write dQ, dK and dV into ``gradients``; the first of what returns are sums of c (B, H, blocks)."""
+    """Write dQ, and dK with dV, into ``gradients`` as ``wanted``, for what ``plan`` made of the inputs.
+
+    The first of what returns are sums of c (B, H, blocks), which over blocks and batch are γ ∂L/∂γ.
+    """
+    (q, k, v, gamma, seen), (z, norm), (dq, dk, dv) = inputs, result, gradients
     grad = readable(grad)
     strides = (x.stride() for x in (grad, z, *gradients))
     launches = _backward_plan(plan, grad.data_ptr() & 15 == 0, *strides, *configs)
-    return launches(grad, q, k, v, gamma, z, norm, seen, gradients, wanted)
-
-
-def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gamma: float | Tensor,
-    z: Tensor,
-    norm: Tensor,
-    activation: str,
-    is_causal: bool,
-    eps: float,
-    keys_config: Config | None = None,
-    queries_config: Config | None = None,
-    seen: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV in the type of the inputs, and sums of c (B, H, blocks), which over blocks and batch are γ ∂L/∂γ."""
-    q, k, v, z = (readable(x) for x in (q, k, v, z))
-    dq, dk, dv = (token_major(x, x.shape[2], x.shape[3]) for x in (q, k, v))
-    plan = plan_for(q, k, v, gamma, seen, activation, is_causal, eps)
-    configs = (keys_config, queries_config)
-    sums = pass_back(plan, grad, q, k, v, gamma, z, norm, seen, (dq, dk, dv), configs=configs)
-    return dq, dk, dv, sums[0]
+    partial = torch.empty(launches.partial, dtype=torch.float64, device=plan.device)
+    if plan.items == 0:
+        return partial
+    scaled, rows, out = grad, norm, norm
+    if launches.factors:
+        rows = torch.empty((*plan.norms[:2], plan.n_q), dtype=torch.float32, device=plan.device)
+    if launches.factors == 1:
+        scaled = torch.empty(z.shape, dtype=plan.dtype, device=plan.device)
+    decay, number = place_and_number(gamma, norm)
+    with on_device(q):
+        launches.dots(grad, z, norm, norm if seen is None else seen, decay, scaled, rows, partial, numbers=number)
+        if launches.later is not None:
+            launches.later(rows, partial)
+        if launches.factors == 3:
+            rows, out = row_factors(rows, grad, v, gamma, norm, plan, seen)
+        shared = (norm, partial, decay, rows, out)
+        if wanted[1]:
+            launches.keys(k, v, q, scaled, dk, dv, *shared, numbers=number)
+        if wanted[0]:
+            launches.queries(q, scaled, k, v, dq, dq, *shared, numbers=number)
+    return partial

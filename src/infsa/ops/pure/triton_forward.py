@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ..triton.configs import Config, default_config, padded_width, split_width
 from ..triton.launch import Launch
-from ..triton.layout import describable, on_device, readable
+from ..triton.layout import describable, on_device
 from ..triton.parts import NUMBERS
 from .triton_forward_kernels import pure_rows, pure_scale
 
 PLANS = 512  # kinds of calls whose launches are kept
 CACHE = 2**23  # bytes of keys and values that causal programs of several heads may share: a part of the L2 cache
 Strides = tuple[int, ...]
+Inputs = tuple[Tensor, Tensor, Tensor, float | Tensor, Tensor | None]  # q, k, v, γ, and for the row norm ``seen``
 
 
 class Forward:
@@ -83,7 +84,11 @@ class Forward:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, gamma: float | Tensor, seen: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Z (B, H, Nq, dv) and the norms F (B, H, 1 or Nq)."""
+        """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1); causal or by row (B, H, Nq).
+
+        γ is a number or float32, 1 or H of them. ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number
+        of keys that each query may see. Channels must lie beside each other in memory.
+        """
         z = torch.empty_strided(self.z_shape, self.z_strides, dtype=self.dtype, device=self.device)
         norm = torch.empty(self.norms, dtype=torch.float32, device=self.device)
         if self.items == 0:
@@ -131,23 +136,3 @@ def plan_for(
     aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 == 0
     fixed = (q.dtype, q.device, aligned, gamma_steps(gamma), seen_steps(seen))
     return forward_plan(q.shape, k.shape, v.shape, strides, *fixed, *options, config)
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gamma: float | Tensor,
-    activation: str,
-    is_causal: bool,
-    eps: float,
-    config: Config | None = None,
-    seen: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Z (B, H, Nq, dv) in the type of q, and the norms F: (B, H, 1); causal or by row (B, H, Nq).
-
-    γ is a number or float32, 1 or H of them. ``seen``, float64 (B or 1, Nq or 1), asks for the row norm: the number of
-    keys that each query may see.
-    """
-    q, k, v = readable(q), readable(k), readable(v)
-    return plan_for(q, k, v, gamma, seen, activation, is_causal, eps, config=config)(q, k, v, gamma, seen)

@@ -20,10 +20,10 @@ from ..checks import NORMS
 from ..dispatch import KERNEL_DTYPES, LARGEST_WIDTH, PLAIN, kernels_wanted
 from ..dtypes import FEW_TOKENS, cast_output
 from ..masks import visible_keys
-from ..tracing import exporting, transformed
+from ..tracing import exporting, followed, transformed
 from ..triton.layout import readable
 from .triton_backward import Gradients, pass_back
-from .triton_forward import PLANS, Forward, forward_plan, plan_for
+from .triton_forward import PLANS, Forward, Inputs, forward_plan, plan_for
 
 
 def are_few(q: torch.Size, k: torch.Size, dtype: torch.dtype, by_row: bool) -> bool:
@@ -44,26 +44,20 @@ def values(
 def gradients(
     found: Gradients,
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gamma: float | Tensor,
-    seen: Tensor | None,
-    z: Tensor,
-    norm: Tensor,
+    inputs: Inputs,
+    result: tuple[Tensor, Tensor],
     *options: Any,
     wanted: tuple[bool, bool] = (True, True),
 ) -> Tensor:
     """Write dQ, dK and dV into ``found``; the first of what returns are sums of c (B, H, blocks)."""
-    q, k, v, z = readable(q), readable(k), readable(v), readable(z)
-    if not are_few(q.shape, k.shape, q.dtype, seen is not None):
-        plan = plan_for(q, k, v, gamma, seen, *options)
-        return pass_back(plan, grad, q, k, v, gamma, z, norm, seen, found, wanted)
-    q, k, v = q.float(), k.float(), v.float()
-    plan = plan_for(q, k, v, gamma, seen, *options)
-    z, norm = plan(q, k, v, gamma, seen)
+    (q, k, v, gamma, seen), (z, norm) = inputs, result
+    few = are_few(q.shape, k.shape, q.dtype, seen is not None)
+    q, k, v = (readable(x.float() if few else x) for x in (q, k, v))
+    inputs, plan = (q, k, v, gamma, seen), plan_for(q, k, v, gamma, seen, *options)
+    if not few:
+        return pass_back(plan, grad, inputs, (readable(z), norm), found, wanted)
     exact = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-    sums = pass_back(plan, grad.float(), q, k, v, gamma, z, norm, seen, exact)
+    sums = pass_back(plan, grad.float(), inputs, plan(*inputs), exact)
     for x, y in zip(found, exact, strict=True):
         x.copy_(y)
     return sums
@@ -95,7 +89,7 @@ class _Pure(torch.autograd.Function):
         packed, q, k, v, decay, seen, z, norm = ctx.saved_tensors
         wants, gamma = ctx.needs_input_grad, ctx.gamma if decay is None else decay
         whole = None
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or _batched(grad):
+        if followed(grad):
             from .triton_register import as_tensor, pure_gradients
 
             if packed is not None:
@@ -110,10 +104,11 @@ class _Pure(torch.autograd.Function):
             else:
                 dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             found, wanted = (dq, dk, dv), (wants[0] or wants[1], wants[0] or wants[2] or wants[3])
+            inputs, result = (q, k, v, gamma, seen), (z, norm)
             if ctx.plan is None:
-                sums = gradients(found, grad, q, k, v, gamma, seen, z, norm, *ctx.options, wanted=wanted)
+                sums = gradients(found, grad, inputs, result, *ctx.options, wanted=wanted)
             else:
-                sums = pass_back(ctx.plan, grad, q, k, v, gamma, z, norm, seen, found, wanted)
+                sums = pass_back(ctx.plan, grad, inputs, result, found, wanted)
         dgamma = decay_gradient(sums[0], decay) if wants[4] else None
         if wants[0]:
             return whole, None, None, None, dgamma, None, None, None
@@ -125,11 +120,6 @@ def decay_gradient(sums: Tensor, gamma: Tensor) -> Tensor:
     """∂L/∂γ from sums of c; not a number where γ = 0."""
     per_head = sums.sum((0, 2)).view(-1, *(1,) * (gamma.dim() - 1))
     return (per_head.sum_to_size(gamma.shape) / gamma).to(gamma.dtype)
-
-
-def _batched(x: Tensor) -> bool:
-    """Whether x stands for many tensors, as ``torch.autograd.grad(..., is_grads_batched=True)`` passes them."""
-    return type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def attend(

@@ -48,7 +48,7 @@ def pure_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV, and sums of c: (B, H, blocks) in float64, whose sum over blocks and batch is γ ∂L/∂γ."""
     found = _like(q, k, v)
-    return *found, gradients(found, grad, q, k, v, gamma, seen, z, norm, activation, is_causal, eps)[0]
+    return *found, gradients(found, grad, (q, k, v, gamma, seen), (z, norm), activation, is_causal, eps)[0]
 
 
 def _like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
