@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ..report.table import Table
 from .options import at_least
+from .parameters import usage
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
 
 
@@ -47,13 +48,8 @@ def ablate(
 
     base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
     grids = [parse_grid(grid)] if grid else PAPER_SWEEPS
-    try:
-        study = Study(
-            base, grids, seeds=seeds, quality_images=quality_images, latency_batch=latency_batch, warmups=warmups,
-            timed=timed,
-        )  # fmt: skip
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with usage():
+        study = Study(base, grids, seeds, warmups, timed, latency_batch, quality_images)
     console = Console(quiet=as_json)
     for note in notes:
         typer.echo(f"note: {note}", err=as_json)

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from ..report.table import Table
-from .options import at_least, chosen_device
-from .parameters import check_gamma, check_seed, checked
+from .options import BAR, at_least, chosen_device
+from .parameters import check_gamma, check_seed, checked, usage
 from .recipe_options import parse_pairs
 
 
@@ -65,17 +65,14 @@ def adapt(
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
         raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
-    try:
+    with usage():
         plan = Adaptation(**named, **fields)
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
     place = chosen_device(device)
     console = Console(quiet=as_json)
     original = open_model(model, weights, pretrained, options).to(place)
     settings: dict[str, Any] = {"norm": norm, "gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
     converted = convert(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=as_json, transient=True) as progress:
+    with Progress(*BAR, console=console, disable=as_json, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
 
         def watch(row: dict[str, Any]) -> None:
@@ -96,14 +93,8 @@ def adapt(
 
 def stages_table(result: dict[str, Any]) -> Table:
     """Agreement and accuracy after every stage."""
-
-    rows = [
-        [
-            row["stage"],
-            f"{row['agreement']:.2%}",
-            "" if row["top1"] is None else f"{row['top1']:.2%}",
-            f"{row['seconds']:.1f}",
-        ]
-        for row in result["history"]
-    ]
+    rows = []
+    for row in result["history"]:
+        top1 = "" if row["top1"] is None else f"{row['top1']:.2%}"
+        rows.append([row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}"])
     return Table(["after", "agreement with the original", "top-1", "seconds so far"], rows)

@@ -37,20 +37,11 @@ def align(
     from ..report.quality_figures import draw_alignment_bars
     from ..report.quality_tables import alignment_table
 
-    subjects = options.chosen_subjects(models)
-    source = options.named_data(data, split)
     console = Console(quiet=as_json)
-    with options.progress_report(console) as report:
-        summary = study_alignment(
-            subjects,
-            dict.fromkeys((subject.name for subject in subjects), source),
-            Aligning(steps=steps, seed=seed),
-            out=out,
-            images=images,
-            samples=samples or None,
-            device=options.chosen_device(device),
-            report=report,
-        )
+    summary = options.run_study(
+        study_alignment, models, data, split, Aligning(steps=steps, seed=seed), console=console, device=device, out=out,
+        images=images, samples=samples or None,
+    )  # fmt: skip
     file = write_json(summary, out / "align.json")
     figure = out / "alignment.png"
     draw_alignment_bars(summary, figure)

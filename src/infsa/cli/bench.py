@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..report.table import Table
 from .options import at_least, chosen_device
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
@@ -109,7 +110,7 @@ def bench(
     presets = [*(preset or []), *(["quick"] if quick else [])]
     if presets == ["quick"]:
         chosen = QUICK | {name: value for name, value in chosen.items() if value is not None}
-    try:
+    with usage():
         settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
         plan = make_plan(presets, axes, {**fields, "limit": max_resolution}, where.type)
         if not plan_only and any(case.compile == "graph" for cases in plan for case in cases):
@@ -119,8 +120,6 @@ def bench(
             raise ValueError("--memory-cap and --time-limit are for searches: add --max-resolution")
         if max_resolution and len(resolution or ()) > 1:
             raise ValueError(f"a search starts at one --resolution, got {resolution}")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if plan_only:
         keys = [case.key for cases in plan for case in cases]
         typer.echo(json.dumps(keys, indent=1) if as_json else "\n".join(keys))
@@ -138,15 +137,14 @@ def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], 
     """The rows that the options ask for: presets, thinned out by --mechanism, or all combinations of the axes."""
     from ..bench.cases import NINE, VARIANTS, Case, parse_config, parse_size
     from ..bench.presets import PRESETS
+    from ..ops.checks import check_choice
 
     names = axes.get("mechanism")
     for name in names or ():
-        if name not in VARIANTS:
-            raise ValueError(f"mechanism must be one of {list(VARIANTS)}, got {name!r}")
+        check_choice("mechanism", name, VARIANTS)
     if presets:
         for name in presets:
-            if name not in PRESETS:
-                raise ValueError(f"preset must be one of {list(PRESETS)}, got {name!r}")
+            check_choice("preset", name, PRESETS)
         given = [name for name in ("config", "resolution", "mode") if axes.get(name)]
         neutral = {"batch": 1, "dtype": None, "compile": "none", "part": "model", "energy": False, "limit": False}
         given += [name for name, value in fields.items() if value != neutral[name]]
@@ -174,13 +172,8 @@ def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
             f"{time.monotonic() - begin:4.0f} s  {done}/{total}  {text}", highlight=False, soft_wrap=True
         )
         return
-    columns = (
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (BarColumn(20), MofNCompleteColumn(), *times, TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
 from .options import at_least, chosen_device
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..cohort.forecast import Forecast
@@ -89,13 +90,11 @@ def embed(
     from ..cohort.settings import Settings
 
     chosen = _devices(devices, workers, ray)
-    try:
+    with usage():
         settings = Settings(
             resolution=int(resolution) if resolution.isdecimal() else resolution, embedding=embedding, maps=maps,
             dtype=dtype, batch_size=batch_size, memory=memory, tile=tile, readers=readers,
         )  # fmt: skip
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     cohort = Cohort(images, model, chosen, ray, settings)
     console = Console(highlight=False, soft_wrap=True)
     if plan:

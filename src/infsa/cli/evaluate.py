@@ -106,13 +106,10 @@ def evaluate(
 def usual_data(source: str, model: "InfViT") -> str:
     """The dataset that a model belongs to, where none is named: that of its run, or shapes."""
     from ..data import Shapes
-    from ..evaluate.held_out import run_of
     from ..evaluate.matching import match_model
-    from ..files import read_json
 
-    run = run_of(source)
-    if run is not None:
-        return read_json(run / "recipe.json")["data"]
+    if recipe := recipe_of(source):
+        return recipe["data"]
     try:
         fits = not match_model(model, Shapes(classes=model.num_classes).classes).notes
     except ValueError:
@@ -122,14 +119,19 @@ def usual_data(source: str, model: "InfViT") -> str:
     return "shapes"
 
 
-def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
-    """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+def recipe_of(source: str) -> dict[str, Any]:
+    """The recipe of the run that a model comes from; empty if it comes from none."""
     from ..evaluate.held_out import run_of
     from ..files import read_json
 
     run = run_of(source)
-    recipe: dict[str, Any] = read_json(run / "recipe.json") if run is not None else {"data": None}
-    if data.partition(":")[0] != "megapixel-digits" or recipe["data"] != data:
+    return {} if run is None else read_json(run / "recipe.json")
+
+
+def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
+    """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+    recipe = recipe_of(source)
+    if data.partition(":")[0] != "megapixel-digits" or recipe.get("data") != data:
         return {}
     return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
 
@@ -142,8 +144,9 @@ def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choo
     from ..data.folders import without_splits
     from ..evaluate.held_out import chosen, held_out_by
 
-    names = set(held_out_by(model, data)) if without_splits(data) else set()
-    if not without_splits(data) or (split not in (None, "all") and not names):
+    whole = without_splits(data)
+    names = set(held_out_by(model, data)) if whole else set()
+    if not whole or (split not in (None, "all") and not names):
         return split, lambda dataset: dataset, ""
     if split == "all" or not names:
         return None, lambda dataset: dataset, ""

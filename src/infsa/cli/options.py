@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,6 @@ from .parameters import checked
 if TYPE_CHECKING:
     import torch
 
-    from ..data import ImageDataset
     from ..evaluate import Subject
     from ..evaluate.study import Report
 
@@ -25,6 +24,7 @@ Data = Annotated[str, typer.Option(help=DATA)]
 Split = Annotated[str, typer.Option(help="Split of the dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def at_least(lowest: int) -> Callable[[int], int]:
@@ -63,19 +63,24 @@ def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
     return subjects
 
 
-def named_data(data: str, split: str) -> "tuple[str, ImageDataset]":
-    """A dataset, and what results call it: without the folders that it lies in."""
+def run_study(
+    study: Callable[..., dict[str, Any]], models: list[str], data: str, split: str, *measures: Any,
+    console: Console, device: str, **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure every model on one dataset, which results call by its name without the folders that it lies in."""
     from ..data import open_dataset
 
-    kind, _, path = data.partition(":")
-    return f"{kind}:{Path(path).name}/{split}", open_dataset(data, split)
+    subjects, (kind, _, path) = chosen_subjects(models), data.partition(":")
+    source = f"{kind}:{Path(path).name}/{split}", open_dataset(data, split)
+    sources = dict.fromkeys((subject.name for subject in subjects), source)
+    with progress_report(console) as report:
+        return study(subjects, sources, *measures, device=chosen_device(device), report=report, **settings)
 
 
 @contextmanager
 def progress_report(console: Console) -> Iterator["Report"]:
     """A bar for each thing that is measured."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*BAR, console=console) as progress:
         tasks: dict[str, int] = {}
 
         def report(text: str, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from .options import at_least, chosen_device
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..data.listing import Listing
@@ -64,10 +65,8 @@ def predict(
     found = list_images(images)
     _check_folders(found, out, maps)
     classifier = load_model(model, chosen_device(device))
-    try:
+    with usage():
         View(classifier, side)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if maps is not None:
         _check_map(classifier)
         maps.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from . import options
-from .parameters import check_seed, checked
+from .parameters import check_seed, checked, usage
 
 
 def quality(
@@ -59,29 +59,17 @@ def quality(
 
     chosen = tuple(methods or ["last"])
     checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
-    common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}
-    try:
-        removals = [
-            Removal(fill=fill, min_probability=min_probability, seed=seed, **common)  # type: ignore[arg-type]
-            for fill in dict.fromkeys(fills or ["mean"])
-        ]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    subjects = options.chosen_subjects(models)
-    source = options.named_data(data, split)
+    common: dict[str, Any] = {
+        "levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct,
+        "min_probability": min_probability, "seed": seed,
+    }  # fmt: skip
+    with usage():
+        removals = [Removal(fill=fill, **common) for fill in dict.fromkeys(fills or ["mean"])]
     console = Console(quiet=as_json)
-    with options.progress_report(console) as report:
-        summary = study_quality(
-            subjects,
-            dict.fromkeys((subject.name for subject in subjects), source),
-            removals,
-            Boxes(methods=chosen, seed=seed),
-            out=out,
-            images=images,
-            normalise=normalise,
-            device=options.chosen_device(device),
-            report=report,
-        )
+    summary = options.run_study(
+        study_quality, models, data, split, removals, Boxes(methods=chosen, seed=seed), console=console, device=device,
+        out=out, images=images, normalise=normalise,
+    )  # fmt: skip
     files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]
     if as_json:
         typer.echo(json.dumps({**summary, "files": [str(file) for file in files]}, indent=1))

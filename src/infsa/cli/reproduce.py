@@ -10,6 +10,7 @@ from rich.console import Console
 from ..report.table import Table
 from .bench import row_progress
 from .options import chosen_device, progress_report
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..reproduce import Sources
@@ -49,11 +50,9 @@ def reproduce(
     from ..reproduce.targets import check_target
 
     names = targets or list(TARGETS)
-    try:
+    with usage():
         for name in names:
             check_target(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if scale not in SCALES:
         raise typer.BadParameter(f"--scale must be one of {list(SCALES)}, got {scale!r}")
     if document and (targets or scale == "full"):
