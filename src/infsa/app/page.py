@@ -11,12 +11,13 @@ from typing import Any
 import gradio as gr
 
 from ..ops.checks import check_choice
+from ..report.photographs import examples
 from . import handlers as on
 from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene
 from .html import show_scene
 from .look import METHODS
 from .model_cache import MECHANISMS, add, borrow, names, sizes, streamed
-from .pictures import LARGER, MAX_PIXELS, examples, read_picture
+from .pictures import LARGER, MAX_PIXELS, read_picture
 from .tiles import route
 
 UPLOAD_LIMIT = "2gb"
