@@ -15,11 +15,9 @@ def align(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 64,
-    samples: Annotated[
-        int, typer.Option(help="Heads taken from every layer; 0 takes all.", callback=options.at_least(0))
-    ] = 512,
-    steps: Annotated[int, typer.Option(help="Steps of the power iteration.", callback=options.at_least(1))] = 200,
+    images: Annotated[int, options.number("Images, drawn by the seed.")] = 64,
+    samples: Annotated[int, options.number("Heads taken from every layer; 0 takes all.", 0)] = 512,
+    steps: Annotated[int, options.number("Steps of the power iteration.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of images and heads.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),

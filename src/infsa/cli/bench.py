@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import Device, Json, chosen_device, number
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def bench(
     mode: Annotated[
         list[str] | None, typer.Option(help="infer or train; may be repeated.", show_default="infer")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images per call.", callback=at_least(1))] = 1,
+    batch: Annotated[int, number("Images per call.")] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
@@ -77,13 +77,13 @@ def bench(
         typer.Option(help="Seconds after which no further row is started.", show_default="no limit; 140 with --quick"),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Result file; a CSV and figures go beside it.")] = Path("runs/bench.json"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the rows and stop.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Print the ratios of two result files and stop.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure mechanisms in models of any depth, at any resolution, in training and inference.
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .options import progress_report
+from .options import Json, progress_report
 from .parameters import check_gamma, check_seed, checked
 
 
@@ -17,7 +17,7 @@ def demo(
     gamma: Annotated[float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of projections and random orders.", callback=checked(check_seed))] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Two photographs and short timings: a few seconds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Explain photographs with the shipped models, check the theory, time nine mechanisms, write one report.
 

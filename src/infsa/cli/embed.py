@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import Json, chosen_device, number
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def embed(
     memory: Annotated[
         str, typer.Option(help="Of each worker; images that need more than half of it are streamed.")
     ] = "4GiB",
-    batch_size: Annotated[int, typer.Option(help="Most images of one size at a time.", callback=at_least(1))] = 32,
-    tile: Annotated[int, typer.Option(help="Side of the tiles of streamed images.", callback=at_least(1))] = 1024,
+    batch_size: Annotated[int, number("Most images of one size at a time.")] = 32,
+    tile: Annotated[int, number("Side of the tiles of streamed images.")] = 1024,
     dtype: Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")] = "float32",
     devices: Annotated[
         str, typer.Option("--devices", "--device", help="auto, or one per worker: cuda:0,cuda:1 or cpu,cpu.")
@@ -65,7 +65,7 @@ def embed(
     workers: Annotated[
         int | None, typer.Option(help="Processes, in turn on the devices or all GPUs.", show_default="as --devices")
     ] = None,
-    readers: Annotated[int, typer.Option(help="Threads per worker that read images.", callback=at_least(1))] = 2,
+    readers: Annotated[int, number("Threads per worker that read images.")] = 2,
     ray: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster that computes, or auto; not this process.")
     ] = None,
@@ -75,7 +75,7 @@ def embed(
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say what would be batched and streamed, and how long it would take.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write embeddings and predictions of many images as one table, a row per image.
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import DataPairs, Device, Json, chosen_device, number
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ def evaluate(
         str | None,
         typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
     ] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
+    data_option: DataPairs = None,
     crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=at_least(1))] = 128,
-    workers: Annotated[int, typer.Option(help="Processes that read images.", callback=at_least(0))] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    batch_size: Annotated[int, number("Images at a time.")] = 128,
+    workers: Annotated[int, number("Processes that read images.", 0)] = 2,
+    device: Device = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for result.json, per-class.csv, confusion.csv and .png; NAME.json: the JSON alone."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix.
 

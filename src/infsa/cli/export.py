@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from .options import Json
+
 if TYPE_CHECKING:
     from ..models.exporting import Exported
 
@@ -21,7 +23,7 @@ def export(
     fixed: Annotated[bool, typer.Option("--fixed", help="One image of one size, for runtimes that need it.")] = False,
     size: Annotated[int | None, typer.Option(help="Side of the images with --fixed; default the model's.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, torch.export (pt2) or safetensors, and check the file against the model.
 

@@ -4,13 +4,14 @@ import importlib.metadata
 import json
 import os
 import platform
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..version import __version__
+from .options import Json
 
 OPTIONAL = ("timm", "triton", "torchvision", "lightning", "transformers", "onnxruntime", "gradio")
 
@@ -45,9 +46,7 @@ def collect() -> dict[str, Any]:
     }
 
 
-def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def info(as_json: Json = False) -> None:
     """Show versions, devices and the available implementations.
 
     Example: infsa info --json

@@ -22,8 +22,17 @@ DATA = "shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH."
 Models = Annotated[list[str], typer.Option("--model", "-m", help=WEIGHTS)]
 Data = Annotated[str, typer.Option(help=DATA)]
 Split = Annotated[str, typer.Option(help="Split of the dataset.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Foreign = Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")]
+Weights = Annotated[Path | None, typer.Option(help="Safetensors to load first.", show_default="random weights")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")]
+ModelPairs = Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")]
+DataPairs = Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")]
+Variant = Annotated[str, typer.Option(help="pure or linear.")]
+Norm = Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")]
+Include = Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")]
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
@@ -35,6 +44,11 @@ def at_least(lowest: int) -> Callable[[int], int]:
             raise ValueError(f"must be {lowest} or more, got {value}")
 
     return checked(check)
+
+
+def number(help: str, lowest: int = 1) -> Any:
+    """An option that is a whole number, no smaller than ``lowest``."""
+    return typer.Option(help=help, callback=at_least(lowest))
 
 
 def chosen_device(name: str) -> "torch.device":

@@ -15,7 +15,7 @@ def quality(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 500,
+    images: Annotated[int, options.number("Images, drawn by the seed.")] = 500,
     fills: Annotated[
         list[str] | None,
         typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.", show_default="mean"),
@@ -26,14 +26,10 @@ def quality(
             "--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated.", show_default="last"
         ),
     ] = None,
-    levels: Annotated[
-        int, typer.Option(help="Steps from the whole image to nothing.", callback=options.at_least(1))
-    ] = 20,
+    levels: Annotated[int, options.number("Steps from the whole image to nothing.")] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
     normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
-    draws: Annotated[
-        int, typer.Option(help="Random orders of patches with equal scores.", callback=options.at_least(1))
-    ] = 3,
+    draws: Annotated[int, options.number("Random orders of patches with equal scores.")] = 3,
     only_correct: Annotated[
         bool, typer.Option("--only-correct/--all-images", help="Follow correctly classified images only.")
     ] = True,
