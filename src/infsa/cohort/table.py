@@ -190,13 +190,11 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self.parts.glob("*.parquet") if not path.name.startswith((".", "_")))
-
     def kept(self) -> dict[Key, list[Kept]]:
         """The rows that are on the disk and need not be tried again, by item; several if its file changed."""
         found: dict[Key, list[Kept]] = {}
-        for file in ([self.out] if self.ours else []) + (self._files() if self._run() == self.meaning else []):
+        parts = sorted(self.parts.glob("[!._]*.parquet")) if self._run() == self.meaning else []
+        for file in [self.out, *parts] if self.ours else parts:
             try:
                 rows = arrow().parquet.read_table(file, columns=KNOWN)
             except (OSError, ValueError, KeyError):  # a damaged part is computed again

@@ -61,7 +61,7 @@ class _Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         inside = (root, *(root.joinpath(*KAGGLE.parts[skip:]) for skip in range(3)))
-        self.data = next((path for path in inside if path.is_dir() and _has_split(path)), root)
+        self.data = next((path for path in inside if any(_split_folder(path, split) for split in FOLDERS)), root)
         full = self.data.resolve()
         kaggle = full.parts[-2:] == KAGGLE.parts[1:]
         self.around = [root, full.parents[1], full.parents[2]] if kaggle else [root]
@@ -133,10 +133,6 @@ class _XmlBoxes(Mapping[str, Boxed]):
 
 def _split_folder(root: Path, split: str) -> Path | None:
     return next((root / name for name in FOLDERS[split] if (root / name).is_dir()), None)
-
-
-def _has_split(path: Path) -> bool:
-    return _split_folder(path, "train") is not None or _split_folder(path, "val") is not None
 
 
 def _wnids(names: Iterator[str]) -> Iterator[str]:
