@@ -1,6 +1,5 @@
 """``infsa ablate``: sweeps over any field of the recipe or argument of the model."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..report.table import Table
-from .options import DataPairs, Json, ModelPairs, number
+from .options import DataPairs, Json, ModelPairs, number, print_json
 from .parameters import usage
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
 
@@ -55,9 +54,7 @@ def ablate(
     if not summary:
         return
     figure = draw_ablation(summary, out / "ablation.png")
-    if as_json:
-        typer.echo(json.dumps(summary, indent=2))
-        return
+    print_json(summary, as_json)
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
     columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
     rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]

@@ -1,6 +1,5 @@
 """``infsa adapt``: convert a model and train it to do what the original did."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,9 +76,7 @@ def adapt(
 
         result = adapt_model(original, converted, plan, out, resume=resume, watch=watch)
     file = save_converted(converted, out / "model.safetensors", model, extra)
-    if as_json:
-        typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
-        return
+    options.print_json({**result, "file": file}, as_json)
     console.print(stages_table(result))
     if skipped := result["skipped"]:
         console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """``infsa align``: does Linear-InfSA's vector point along the Perron vector?"""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +42,7 @@ def align(
     file = write_json(summary, out / "align.json")
     figure = out / "alignment.png"
     draw_alignment_bars(summary, figure)
-    if as_json:
-        typer.echo(json.dumps({**summary, "files": [str(file), str(figure)]}, indent=1))
-        return
+    options.print_json({**summary, "files": [file, figure]}, as_json)
     caption = "Mean ± standard deviation over runs (over heads and images)."
     console.print(alignment_table(summary).titled("Agreement with the Perron vector, all layers", caption))
     console.print(alignment_table(summary, layers=True).titled("Layer by layer"))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..report.table import Table
-from .options import Device, Json, chosen_device, number
+from .options import Device, Json, chosen_device, number, print_json
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -185,9 +185,7 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
     from ..report.bench_tables import check_table, group_table, limit_table, machine_line, slope_tables, timed_groups
 
     files = [out, out.with_suffix(".csv"), *draw_bench(content, out.with_suffix(""))]
-    if as_json:
-        typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
-        return
+    print_json({**content, "files": files}, as_json)
     for name, rows in timed_groups(content).items():
         console.print(group_table(rows).titled(name))
     for name, table in slope_tables(content).items():
@@ -219,7 +217,5 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     rows = compare_rows(a, b)
     if not rows:
         raise ValueError(f"{first} and {second} have no measured row in common")
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    Console().print(compare_table(a, b).titled(f"{second} against {first}", compare_note(a, b)))
+    print_json(rows, as_json)
+    Console(quiet=as_json).print(compare_table(a, b).titled(f"{second} against {first}", compare_note(a, b)))

@@ -1,6 +1,5 @@
 """``infsa convert``: what a model's attention layers are, what they would become, and the converted weights."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,8 +61,7 @@ def convert(
         convert_model(network, variant, include=include, exclude=exclude, inplace=True, **settings)  # type: ignore[arg-type]
         content["file"] = str(save_converted(network, out, model, extra))
         console.print(f"Written: {out}", highlight=False, soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(content, indent=2))
+    options.print_json(content, as_json)
 
 
 def plan_table(plan: "ConversionPlan", title: str) -> Table:

@@ -1,6 +1,5 @@
 """``infsa embed``: embeddings and predictions of many images, as one table."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import Json, chosen_device, number
+from .options import Json, chosen_device, number, print_json
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -96,17 +95,16 @@ def embed(
             dtype=dtype, batch_size=batch_size, memory=memory, tile=tile, readers=readers,
         )  # fmt: skip
     cohort = Cohort(images, model, chosen, ray, settings)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     if plan:
         found = forecast(cohort, out, overwrite)
-        typer.echo(json.dumps(asdict(found), indent=1)) if as_json else _print_plan(console, found, cohort)
+        print_json(asdict(found), as_json)
+        _print_plan(console, found, cohort)
         return
     with _bar(Console(stderr=True, highlight=False)) as report:
         done = cohort.run(out, overwrite, report)
-    if as_json:
-        typer.echo(json.dumps(asdict(done), indent=1, default=str))
-    else:
-        _print_summary(console, done)
+    print_json(asdict(done), as_json)
+    _print_summary(console, done)
     if done.failed == done.rows:
         raise typer.Exit(1)
 

@@ -1,6 +1,5 @@
 """``infsa evaluate``: accuracy of a saved model on any dataset."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import DataPairs, Device, Json, chosen_device, number
+from .options import DataPairs, Device, Json, chosen_device, number, print_json
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
@@ -90,9 +89,7 @@ def evaluate(
     for result in results.values():
         for note in (*result.notes, *([str(result.skipped)] if len(result.skipped) else [])):
             typer.echo(f"note: {note}", err=as_json)
-    if as_json:
-        typer.echo(json.dumps(content, indent=2))
-        return
+    print_json(content, as_json)
     console.print(accuracy_rows(results).titled("Accuracy"))
     for name, result in results.items():
         if result.tasks:

@@ -1,6 +1,5 @@
 """``infsa export``: a model as ONNX, as a torch.export program or as a safetensors folder."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .options import Json
+from .options import Json, print_json
 
 if TYPE_CHECKING:
     from ..models.exporting import Exported
@@ -43,9 +42,7 @@ def export(
     console = Console(quiet=as_json)
     with console.status(f"Exporting {model} ..."):
         done = export_model(network, out, kind, fixed=fixed, size=size, overwrite=overwrite)
-    if as_json:
-        typer.echo(json.dumps(as_dict(done), indent=2))
-        return
+    print_json(as_dict(done), as_json)
     console.print(exported_table(done))
 
 

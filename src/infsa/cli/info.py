@@ -1,17 +1,15 @@
 """``infsa info``: what is installed and what can run here."""
 
 import importlib.metadata
-import json
 import os
 import platform
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..version import __version__
-from .options import Json
+from .options import Json, print_json
 
 OPTIONAL = ("timm", "triton", "torchvision", "lightning", "transformers", "onnxruntime", "gradio")
 
@@ -52,9 +50,7 @@ def info(as_json: Json = False) -> None:
     Example: infsa info --json
     """
     facts = collect()
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
+    print_json(facts, as_json)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     for name in ("infsa", "python", "torch"):
@@ -63,4 +59,4 @@ def info(as_json: Json = False) -> None:
         table.add_row(name, version or "[dim]not installed[/dim]")
     table.add_row("devices", "\n".join(facts["devices"]))
     table.add_row("implementations", ", ".join(facts["implementations"]))
-    Console().print(table)
+    Console(quiet=as_json).print(table)

@@ -1,5 +1,6 @@
 """Options that several commands share, and the progress bar."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,12 @@ def at_least(lowest: int) -> Callable[[int], int]:
 def number(help: str, lowest: int = 1) -> Any:
     """An option that is a whole number, no smaller than ``lowest``."""
     return typer.Option(help=help, callback=at_least(lowest))
+
+
+def print_json(content: Any, wanted: bool) -> None:
+    """Plain data on standard output, if that is ``wanted`` and not the tables of a quiet console."""
+    if wanted:
+        typer.echo(json.dumps(content, indent=1, default=str))
 
 
 def chosen_device(name: str) -> "torch.device":

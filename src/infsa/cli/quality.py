@@ -1,6 +1,5 @@
 """``infsa quality``: MoRF, LeRF and boxes for several models and seeds."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,9 +66,7 @@ def quality(
         out=out, images=images, normalise=normalise,
     )  # fmt: skip
     files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]
-    if as_json:
-        typer.echo(json.dumps({**summary, "files": [str(file) for file in files]}, indent=1))
-        return
+    options.print_json({**summary, "files": files}, as_json)
     for removal in removals:
         title = f"Removing patches, fill: {removal.fill}"
         console.print(removal_table(summary, removal.fill).titled(title, caption(summary["config"])))

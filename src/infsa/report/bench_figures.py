@@ -119,17 +119,15 @@ def depths(content: Content) -> Figure | None:
         "images per second": lambda row: row["images_per_s"],
         "joules per image, measured": joules,
     }
-    panels = {
-        title: [{name_of(row): value(row) for row in rows} for rows in (four, deep)] for title, value in values.items()
-    }
-    shown = {
-        title: [n for n in VARIANTS if all(half.get(n) is not None for half in both)] for title, both in panels.items()
-    }
-    shown = {title: names for title, names in shown.items() if names}
+    shown = {}
+    for title, value in values.items():
+        both = [{name_of(row): value(row) for row in rows} for rows in (four, deep)]
+        if names := [name for name in VARIANTS if all(half.get(name) is not None for half in both)]:
+            shown[title] = names, both
     figure = Figure(figsize=(1 + 5 * len(shown), 4.4), layout="constrained")
     columns = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
-    for axes, (title, names) in zip(columns, shown.items(), strict=False):
-        for shift, half, colour, label in zip((-0.2, 0.2), panels[title], (BLUE, ORANGE), CONFIGS, strict=True):
+    for axes, (title, (names, both)) in zip(columns, shown.items(), strict=False):
+        for shift, half, colour, label in zip((-0.2, 0.2), both, (BLUE, ORANGE), CONFIGS, strict=True):
             places = [place + shift for place in range(len(names))]
             axes.bar(places, [half[name] for name in names], 0.38, color=colour, label=label)
         axes.set_xticks(range(len(names)), [VARIANTS[n].label for n in names], rotation=40, ha="right", fontsize=8)
