@@ -114,14 +114,11 @@ def _picture_tab(page: gr.Blocks) -> None:
     controls = [mechanism, layer, head, gamma, hops, side]
     inputs = [active, picture, start, method, *controls]
     outputs = [map_html, graph_html, curves]
-    work: dict[str, Any] = {
-        "fn": told(show), "inputs": inputs, "outputs": outputs, "trigger_mode": "always_last",
-        "show_progress": "minimal", "concurrency_id": "look", "concurrency_limit": 2,
-    }  # fmt: skip
     quick: dict[str, Any] = {
         "trigger_mode": "always_last",  # what was chosen while the server was busy is not forgotten
         "show_progress": "hidden", "concurrency_id": "look", "concurrency_limit": 2,
     }  # fmt: skip
+    work = quick | {"fn": told(show), "inputs": inputs, "outputs": outputs, "show_progress": "minimal"}
 
     def chosen(name: str | None) -> Any:
         if name is None:

@@ -48,6 +48,12 @@ def joules(row: Row) -> float | None:
     return (row.get("energy") or {}).get("joules_per_image")
 
 
+MEASURED: dict[str, Callable[[Row], float | None]] = {
+    "images per second": lambda row: row["images_per_s"],
+    "joules per image, measured": joules,
+}
+
+
 def _bars(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None], title: str) -> None:
     for place, row in enumerate(rows):
         height = value(row)
@@ -71,8 +77,7 @@ def dashboard(content: Content) -> Figure | None:
     bars: dict[str, Callable[[Row], float | None]] = {
         "speed-up over unfused softmax": lambda row: times["softmax-naive"] / median(row),
         "speed-up over the best fused softmax": lambda row: fused and fused / median(row),
-        "images per second": lambda row: row["images_per_s"],
-        "joules per image, measured": joules,
+        **MEASURED,
     }
     bars = {title: value for title, value in bars.items() if any(map(value, rows))}
     figure = Figure(figsize=(3.5 * len(bars), 4.4), layout="constrained")
@@ -115,12 +120,8 @@ def depths(content: Content) -> Figure | None:
     four, deep = (at_1024(content, config) for config in CONFIGS)
     if not four or not deep:
         return None
-    values: dict[str, Callable[[Row], float | None]] = {
-        "images per second": lambda row: row["images_per_s"],
-        "joules per image, measured": joules,
-    }
     shown = {}
-    for title, value in values.items():
+    for title, value in MEASURED.items():
         both = [{name_of(row): value(row) for row in rows} for rows in (four, deep)]
         if names := [name for name in VARIANTS if all(half.get(name) is not None for half in both)]:
             shown[title] = names, both
