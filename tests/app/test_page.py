@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from infsa.app import examples
 from infsa.app.handlers import MEAN, settings_of
 from infsa.app.look import METHODS, explained
 from infsa.app.model_cache import MECHANISMS
-from infsa.app.pictures import examples, read_picture
+from infsa.app.pictures import read_picture
 from infsa.cli.app import main
 
 from .helpers import photograph, promise

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infsa.app import handlers
+from infsa.app import examples, handlers
 from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.app.html import card
 from infsa.app.look import Settings
-from infsa.app.pictures import KEPT, LARGER, data_uri, examples, read_picture
+from infsa.app.pictures import KEPT, LARGER, data_uri, read_picture
 from infsa.app.removal import LEVELS
 from infsa.cli.explore import explore
 from infsa.data import UnreadableImage

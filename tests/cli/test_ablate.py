@@ -136,26 +136,6 @@ def test_a_name_given_twice_loses_no_value(monkeypatch, capsys, tmp_path):
     assert code != 0 or [row["point"]["gamma"] for row in json.loads(text)["rows"]] == [0.3, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--grid", "colour=1,2"], "'colour'"),
-        (["--grid", "gamma"], "'gamma'"),
-        (["--grid", "gamma="], "'gamma='"),
-        (["--seeds", "0"], "got 0"),
-        (["--timed", "-1"], "got -1"),
-        (["--grid", "epochs=0,1"], "epochs"),
-        (["--recipe", "none"], "'none'"),
-    ],
-)
-def test_wrong_usage_is_one_line(words, message, monkeypatch, capsys, tmp_path):
-    code, out, err = ablate(monkeypatch, capsys, tmp_path / "out", *words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_grid_is_read_as_numbers_and_words():
     assert parse_grid(["gamma=0.3,0.7", "activation=relu,abs"]) == {"gamma": [0.3, 0.7], "activation": ["relu", "abs"]}
 

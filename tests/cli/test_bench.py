@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from .test_cli import run
 
 TINY = ["--config", "1L-2H-32", "--resolution", "64", "--resolution", "32x96", "--seconds", "0.01", "--rounds", "2"]
@@ -45,38 +43,6 @@ def test_plans_can_be_read_before_they_run(monkeypatch, capsys):
     code, printed, _ = run(monkeypatch, capsys, "bench", "--quick", "--mechanism", "soft", "--plan")
     assert code == 0
     assert all(key.endswith("/soft") for key in printed.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--preset", "table2"], "'table2'"),
-        (["--mechanism", "sparse"], "'sparse'"),
-        (["--resolution", "100"], "multiples of the patch 16, got (100, 100)"),
-        (["--resolution", "big"], "'big'"),
-        (["--config", "4x64"], "'4x64'"),
-        (["--config", "4L-7H"], "must divide the width 1024, got 7"),
-        (["--mode", "sleep"], "'sleep'"),
-        (["--dtype", "int8"], "'int8'"),
-        (["--compile", "maximum"], "'maximum'"),
-        (["--quick", "--batch", "2"], "a preset has its own batch"),
-        (["--seconds", "0"], "seconds must be positive, got 0.0"),
-        (["--device", "tpu"], "'tpu'"),
-        (["--max-resolution", "--energy"], "limit row has no energy"),
-        (["--max-resolution", "--resolution", "64x96"], "among squares, got a start of (64, 96)"),
-        (["--max-resolution", "--resolution", "64", "--resolution", "96"], "starts at one --resolution"),
-        (["--memory-cap", "1"], "add --max-resolution"),
-        (["--time-limit", "1", "--preset", "table1"], "add --max-resolution"),
-        (["--max-resolution", "--memory-cap", "-1"], "a memory cap must be positive"),
-        (["--budget", "-1"], "budget must be 0 or more seconds, got -1.0"),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments, message, monkeypatch, capsys, tmp_path):
-    out = [] if "--device" in arguments else ["--device", "cpu"]
-    code, printed, error = run(monkeypatch, capsys, "bench", *arguments, *out, "--out", str(tmp_path / "b.json"))
-    assert (code, printed) == (2, "")
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def test_a_run_without_a_single_number_has_failed(monkeypatch, capsys, tmp_path):

@@ -101,25 +101,6 @@ def test_help_shows_every_default(command, monkeypatch, capsys):
         assert said or option.default is not None, option.name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["demo", "--gamma", "1.5"], "got 1.5"),
-        (["demo", "--gamma", "0"], "got 0.0"),
-        (["demo", "--colour"], "--colour"),
-        (["demo", "--seed", "-1"], "-1"),
-        (["dream"], "'dream'"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("infsa: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_failure_is_one_line_and_exit_code_1(monkeypatch, capsys, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

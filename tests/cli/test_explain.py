@@ -74,28 +74,6 @@ def test_files_of_one_name_keep_their_own_panels(monkeypatch, capsys, tmp_path, 
     assert len(list((tmp_path / "out").glob("a-*-panel.png"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "expected"),
-    [
-        (["--method", "gaze"], "'gaze'", 2),
-        (["--resolution", "big"], "'big'", 2),
-        (["--device", "abacus"], "'abacus'", 2),
-        (["-m", "nowhere.safetensors"], "nowhere.safetensors", 1),
-        (["--layer", "9"], "got 9", 1),
-        (["--head", "7"], "got 7", 1),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, capsys, tmp_path, checkpoints):
-    colours(20, 20).save(tmp_path / "a.png")
-    if "-m" not in arguments:
-        arguments = ["-m", checkpoints["softmax"], *arguments]
-    out = str(tmp_path / "out")
-    code, _, err = run(monkeypatch, capsys, "explain", str(tmp_path / "a.png"), "--out", out, *arguments)
-    assert code == expected
-    assert message in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize("attention", ["softmax", "infsa_linear"])
 def test_a_resolution_that_does_not_fit_is_refused_with_one_that_does(
     attention, monkeypatch, capsys, tmp_path, checkpoints

@@ -175,44 +175,6 @@ def test_names_that_are_not_text_are_escaped(monkeypatch, capsys, model, folder,
     assert row["file"].endswith("\\xff,\n.png")
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["-m", "nowhere"], "nowhere"),
-        (["-m", "MODEL/config.json"], "safetensors"),
-        (["--top-k", "0"], "must be 1 or more, got 0"),
-        (["--batch-size", "-1"], "must be 1 or more, got -1"),
-        (["--workers", "0"], "must be 1 or more, got 0"),
-        (["--resolution", "huge"], "crop, model, native or a number of pixels, got 'huge'"),
-        (["--resolution", "0"], "got 0"),
-        (["--format", "xml"], "csv or jsonl, got 'xml'"),
-        (["--format", "csv", "--json"], "contradict"),
-        (["--out", "result.txt"], ".csv or .jsonl"),
-        (["--out", "FOLDER"], "must end in|must be a file"),
-        (["--out", "FOLDER", "--format", "csv"], "must be a file"),
-        (["--out", "nowhere/new.csv"], "no folder nowhere"),
-        (["--out", "IMAGE", "--format", "csv"], "overwrite the image"),
-        (["--maps", "IMAGE"], "must be a folder"),
-        (["--device", "tpu9"], "tpu9"),
-        (["--batch", "3"], "--batch"),
-    ],
-)
-def test_mistakes_are_one_line(words, reason, monkeypatch, capsys, model, folder, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    image = (folder / "wide.png").read_bytes()
-    (tmp_path / "photo.png").write_bytes(image)
-    (tmp_path / "there").mkdir()
-    places = {"MODEL/config.json": str(model / "config.json"), "FOLDER": "there", "IMAGE": "photo.png"}
-    code, out, err = run(monkeypatch, capsys, "predict", "photo.png", *(places.get(word, word) for word in words))
-    assert code in (1, 2)
-    assert out == ""
-    assert err.startswith("infsa: ")
-    assert err.count("\n") == 1
-    assert any(part in err for part in reason.split("|")), err
-    assert (tmp_path / "photo.png").read_bytes() == image
-    assert not list((tmp_path / "there").iterdir())
-
-
 def test_models_that_cannot_are_refused(tmp_path, monkeypatch, capsys, folder):
     for name, options, reason in (
         ("headless", {"num_classes": 0}, "num_classes=0"),

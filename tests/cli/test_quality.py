@@ -63,26 +63,6 @@ def test_another_number_of_classes_is_refused(monkeypatch, capsys, tmp_path):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "expected"),
-    [
-        (["--fill", "grey"], "'grey'", 2),
-        (["--method", "gaze"], "'gaze'", 2),
-        (["--normalise", "log"], "'log'", 2),
-        (["--score", "loss"], "'loss'", 2),
-        (["--images", "0"], "got 0", 2),
-        (["--data", "photos"], "'photos'", 1),
-        (["--score", "logit"], "normalise='none'", 1),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments, message, expected, monkeypatch, capsys, tmp_path, checkpoints):
-    given = [*checkpoints[-2:], *FEW, *arguments, "--out", str(tmp_path / "out")]
-    code, _, err = run(monkeypatch, capsys, "quality", *given)
-    assert code == expected
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_data_without_boxes_gives_no_empty_figure(monkeypatch, capsys, tmp_path, recwarn):
     from tests.data.helpers import write_image
 

@@ -4,7 +4,6 @@ import json
 import os
 
 import pyarrow.parquet as pq
-import pytest
 
 from infsa.cohort.table import Store
 from tests.cli.test_cli import run
@@ -71,22 +70,3 @@ def test_no_image_at_all_is_a_failure(monkeypatch, capsys, model, tmp_path):
     assert pq.read_metadata(tmp_path / "a.parquet").num_rows == 1
     code, _, err = run(monkeypatch, capsys, "embed", str(tmp_path / "empty"), *out)
     assert (code, err) == (1, f"infsa: {tmp_path / 'empty'}: no images in this folder\n")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--resolution", "0"], "resolution must be native, crop or a number of pixels, got 0"),
-        (["--memory", "x"], "memory must be a size"),
-        (["--devices", "cuda:77,cpu"], "cuda:77"),
-        (["--workers", "0"], "--workers must be 1 or more, got 0"),
-        (["--ray", "auto", "--workers", "2"], "--workers goes without --ray"),
-        (["--ray", "auto", "--devices", "cpu,cpu"], "--devices must be cpu or cuda with --ray"),
-    ],
-)
-def test_wrong_usage_is_one_line(monkeypatch, capsys, tmp_path, options, words):
-    code, _, err = run(monkeypatch, capsys, "embed", str(tmp_path), "--out", str(tmp_path / "a.parquet"), *options)
-    assert code == 2
-    assert words in err
-    assert err.count("\n") == 1
-    assert os.listdir(tmp_path) == []

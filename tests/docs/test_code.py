@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import infsa
 from infsa.cli.app import app
-from infsa.report.photographs import portrait
+from infsa.report.photographs import example_images
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = Path(infsa.__file__).parent / "models" / "shipped"
@@ -59,7 +59,7 @@ def language_model(folder):
 def names_for(page, folder, monkeypatch):
     """What the page takes as given: images, files, and models without a download."""
     torch.manual_seed(0)
-    photo = portrait()
+    photo = example_images()["portrait"]
     photo.resize((512, 512)).save(folder / "orion.jpg")
     photo.save(folder / "photo.jpg")
     names = {"photo": photo, "images": torch.randn(2, 3, 64, 64), "infsa": infsa}

@@ -7,16 +7,7 @@ import pytest
 
 from infsa.train import list_checkpoints, read_checkpoint, train
 from tests.data.helpers import one_line, write_image
-from tests.train.helpers import (
-    EVERYTHING,
-    assert_same_run,
-    final_state,
-    in_child,
-    log_lines,
-    tiny,
-    train_and_die,
-    train_here,
-)
+from tests.train import helpers
 
 
 @pytest.fixture
@@ -28,7 +19,7 @@ def photos(tmp_path):
 
 
 def recipe(photos, **changes):
-    return tiny(**{"data": f"folder:{photos}", "data_options": {}, "batch_size": 6, "epochs": 2} | changes)
+    return helpers.tiny(**{"data": f"folder:{photos}", "data_options": {}, "batch_size": 6, "epochs": 2} | changes)
 
 
 def test_a_folder_without_splits_trains_and_records_what_it_holds_out(photos, tmp_path):
@@ -106,10 +97,10 @@ def test_changed_images_are_refused_unless_told(change, photos, stopped):
     else:
         for path in (photos / "dog").iterdir():
             path.rename(path.with_name(f"new-{path.name}"))
-    before = final_state(stopped)[1]
+    before = helpers.final_state(stopped)[1]
     with pytest.raises(ValueError, match=one_line("images have changed since .*'dog'.*--accept-new-data")):
         train(recipe(photos, epochs=3), stopped, resume=True)
-    assert final_state(stopped)[1] == before
+    assert helpers.final_state(stopped)[1] == before
     run = train(recipe(photos, epochs=3), stopped, resume=True, accept_new_data=True)
     assert any("the images have changed" in note for note in run.notes)
     newest = read_checkpoint(list_checkpoints(stopped / "checkpoints")[0])[1]
@@ -133,17 +124,17 @@ def test_times_do_not_matter(photos, stopped):
 
 
 def test_more_epochs_go_on_with_the_longer_schedule(tmp_path):
-    short, longer = tiny(**EVERYTHING), tiny(**EVERYTHING | {"epochs": 5})
+    short, longer = helpers.tiny(**helpers.EVERYTHING), helpers.tiny(**helpers.EVERYTHING | {"epochs": 5})
     train(short, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     run = train(longer, tmp_path / "whole", resume=True)
     assert [row["epoch"] for row in run.result["history"]] == [1, 2, 3, 4, 5]
     assert run.notes[0].startswith("3 epochs became 5: the cosine ends at epoch 5")
-    rates = {row["step"]: row["lr"] for row in log_lines(tmp_path / "whole") if row["kind"] == "train"}
+    rates = {row["step"]: row["lr"] for row in helpers.log_lines(tmp_path / "whole") if row["kind"] == "train"}
     assert rates[14] == longer.learning_rate(13, 4)
-    assert in_child(train_and_die, longer, tmp_path / "killed", True, "step", 17) == -9
-    assert in_child(train_here, longer, tmp_path / "killed", True) == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    assert helpers.in_child(helpers.train_and_die, longer, tmp_path / "killed", True, "step", 17) == -9
+    assert helpers.in_child(helpers.train_here, longer, tmp_path / "killed", True) == 0
+    helpers.assert_same_run(tmp_path / "killed", tmp_path / "whole")
     with pytest.raises(ValueError, match=one_line("epochs=5, got 3; .*not for fewer")):
         train(short, tmp_path / "whole", resume=True)
 
@@ -161,7 +152,7 @@ def test_the_best_model_is_kept_and_can_be_used(tmp_path, monkeypatch):
         return replace(measure(*arguments, **options), top1=next(shares))
 
     monkeypatch.setattr(record, "measure_accuracy", measured)
-    kept = tiny(save_every=4, keep=9)
+    kept = helpers.tiny(save_every=4, keep=9)
     run = train(kept, tmp_path)
     assert run.result["best"] == {"epoch": 2.0, "top1": 0.9}
     best = load_model(tmp_path / "checkpoints" / "best").state_dict()
@@ -171,7 +162,7 @@ def test_the_best_model_is_kept_and_can_be_used(tmp_path, monkeypatch):
 
 def test_a_resumed_run_lets_go_of_the_checkpoint_it_came_from(tmp_path):
     """A deleted file that is still mapped would keep its place on the disk."""
-    path = train(tiny(), tmp_path / "run").out / "checkpoints"
+    path = train(helpers.tiny(), tmp_path / "run").out / "checkpoints"
     tensors, _ = read_checkpoint(list_checkpoints(path)[0])
     with open("/proc/self/maps") as maps:
         assert not [line for line in maps if "step-0" in line]

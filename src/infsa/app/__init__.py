@@ -1,8 +1,9 @@
 """The explorer page: a picture, where models look in it, and what their token graphs say. Starts with ``infsa app``."""
 
+from ..report.photographs import examples
 from .gigapixel import Scene, stream_scene
 from .look import Look, Settings, look
-from .pictures import examples, read_picture
+from .pictures import read_picture
 from .removal import Removal, remove
 from .walks import Walk, token_graph, walk
 

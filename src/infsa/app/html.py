@@ -5,7 +5,7 @@ from html import escape
 
 from PIL import Image
 
-from ..report.panels import heatmap, overlay
+from ..report.panels import heatmap, overlay, scaled, short
 from .drawings import CURVE_PLACE
 from .gigapixel import Scene
 from .look import Look, Settings
@@ -30,14 +30,7 @@ def framed(inside: str, title: str, text: str = "") -> str:
 
 def small(image: Image.Image) -> Image.Image:
     """A copy at the size of the page."""
-    scale = SHOWN / max(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def short(label: str) -> str:
-    """The first of the names of a class."""
-    return label.split(",")[0]
+    return scaled(image, SHOWN)
 
 
 def guesses(predictions: Sequence[tuple[str, float]]) -> str:
@@ -84,9 +77,7 @@ def show_step(removal: Removal, level: int) -> str:
     """The picture without the patches that are gone, and the probability that is left."""
     chance, gone = float(removal.curves[0, level]), int(removal.counts[level])
     patches = removal.ranks.numel()
-    masked = removal.masked(level)
-    scale = SHOWN / max(masked.size)
-    large = masked.resize((round(masked.width * scale), round(masked.height * scale)), Image.Resampling.NEAREST)
+    large = scaled(removal.masked(level), SHOWN, Image.Resampling.NEAREST)
     text = f"{gone} of {patches} patches removed; {short(removal.label)}: {chance:.1%}"
     return (
         f"{card(data_uri(large), 'What the model sees', f'{gone} of {patches} patches removed', alt=text)}"

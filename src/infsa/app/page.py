@@ -11,12 +11,13 @@ from typing import Any
 import gradio as gr
 
 from ..ops.checks import check_choice
+from ..report.photographs import examples
 from . import handlers as on
 from .gigapixel import MAX_MEGAPIXELS, Scene, stream_scene
 from .html import show_scene
 from .look import METHODS
 from .model_cache import MECHANISMS, add, borrow, names, sizes, streamed
-from .pictures import LARGER, MAX_PIXELS, examples, read_picture
+from .pictures import LARGER, MAX_PIXELS, read_picture
 from .tiles import route
 
 UPLOAD_LIMIT = "2gb"
@@ -113,14 +114,11 @@ def _picture_tab(page: gr.Blocks) -> None:
     controls = [mechanism, layer, head, gamma, hops, side]
     inputs = [active, picture, start, method, *controls]
     outputs = [map_html, graph_html, curves]
-    work: dict[str, Any] = {
-        "fn": told(show), "inputs": inputs, "outputs": outputs, "trigger_mode": "always_last",
-        "show_progress": "minimal", "concurrency_id": "look", "concurrency_limit": 2,
-    }  # fmt: skip
     quick: dict[str, Any] = {
         "trigger_mode": "always_last",  # what was chosen while the server was busy is not forgotten
         "show_progress": "hidden", "concurrency_id": "look", "concurrency_limit": 2,
     }  # fmt: skip
+    work = quick | {"fn": told(show), "inputs": inputs, "outputs": outputs, "show_progress": "minimal"}
 
     def chosen(name: str | None) -> Any:
         if name is None:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
@@ -11,37 +10,14 @@ from ..data import UnreadableImage, decode
 from ..data.decode import MAX_PIXELS
 
 KEPT = 1600  # longest side that the page keeps of a picture, in pixels; the models see far less
-INSTALLED = {  # name: package and the place of the file in it
-    "Cat": ("skimage", "data/chelsea.png"),
-    "Rocket": ("skimage", "data/rocket.jpg"),
-    "Coffee": ("skimage", "data/coffee.png"),
-    "Temple": ("sklearn", "datasets/images/china.jpg"),
-    "Flower": ("sklearn", "datasets/images/flower.jpg"),
-    "Portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
-}
 LARGER = {"Retina": ("skimage", "data/retina.jpg"), "Deep field": ("skimage", "data/hubble_deep_field.jpg")}
-
-
-def examples(places: dict[str, tuple[str, str]] = INSTALLED) -> dict[str, Path]:
-    """Real images that come with installed packages, by name; one of matplotlib's is always there.
-
-    Example:
-        >>> examples()["Portrait"].name
-        'grace_hopper.jpg'
-    """
-    found = {}
-    for name, (package, inside) in places.items():
-        spec = find_spec(package)
-        if spec is not None and spec.origin is not None and (path := Path(spec.origin).parent / inside).is_file():
-            found[name] = path
-    return found
 
 
 def read_picture(path: str | Path) -> Image.Image:
     """A file as an RGB image of at most ``KEPT`` pixels on its longer side; its size is read before its pixels.
 
     Example:
-        >>> read_picture(examples()["Portrait"]).mode
+        >>> read_picture(infsa.app.examples()["Portrait"]).mode
         'RGB'
     """
     path = Path(path)

@@ -1,6 +1,5 @@
 """``infsa ablate``: sweeps over any field of the recipe or argument of the model."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,8 @@ import typer
 from rich.console import Console
 
 from ..report.table import Table
-from .options import at_least
+from .options import DataPairs, Json, ModelPairs, number, print_json
+from .parameters import usage
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
 
 
@@ -18,19 +18,17 @@ def ablate(
         list[str] | None,
         typer.Option(help="name=value,value,...; repeated, all combinations.", show_default="the paper's two sweeps"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per point.", callback=at_least(1))] = 3,
+    seeds: Annotated[int, number("Runs per point.")] = 3,
     recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/ablation"),
-    model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
-    quality_images: Annotated[
-        int, typer.Option(help="Images for MoRF, LeRF and boxes; 0: leave them out.", callback=at_least(0))
-    ] = 200,
-    latency_batch: Annotated[int, typer.Option(help="Images per timed step.", callback=at_least(1))] = 64,
-    warmups: Annotated[int, typer.Option(help="Steps before the timed ones.", callback=at_least(0))] = 50,
-    timed: Annotated[int, typer.Option(help="Timed steps; 0: no latencies.", callback=at_least(0))] = 300,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    model_option: ModelPairs = None,
+    data_option: DataPairs = None,
+    quality_images: Annotated[int, number("Images for MoRF, LeRF and boxes; 0: leave them out.", 0)] = 200,
+    latency_batch: Annotated[int, number("Images per timed step.")] = 64,
+    warmups: Annotated[int, number("Steps before the timed ones.", 0)] = 50,
+    timed: Annotated[int, number("Timed steps; 0: no latencies.", 0)] = 300,
+    as_json: Json = False,
     *,
     changes: dict[str, Any],
 ) -> None:
@@ -47,13 +45,8 @@ def ablate(
 
     base, notes, _ = choose_recipe(recipe, config, model_option or [], data_option or [], changes)
     grids = [parse_grid(grid)] if grid else PAPER_SWEEPS
-    try:
-        study = Study(
-            base, grids, seeds=seeds, quality_images=quality_images, latency_batch=latency_batch, warmups=warmups,
-            timed=timed,
-        )  # fmt: skip
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with usage():
+        study = Study(base, grids, seeds, warmups, timed, latency_batch, quality_images)
     console = Console(quiet=as_json)
     for note in notes:
         typer.echo(f"note: {note}", err=as_json)
@@ -61,9 +54,7 @@ def ablate(
     if not summary:
         return
     figure = draw_ablation(summary, out / "ablation.png")
-    if as_json:
-        typer.echo(json.dumps(summary, indent=2))
-        return
+    print_json(summary, as_json)
     names = [name for name in COLUMNS if any(cell(row, name) for row in summary["rows"])]
     columns = [*summary["rows"][0]["point"], *(COLUMNS[name][0] for name in names)]
     rows = [[*map(str, row["point"].values()), *(cell(row, name) for name in names)] for row in summary["rows"]]

@@ -1,47 +1,42 @@
 """``infsa adapt``: convert a model and train it to do what the original did."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from ..report.table import Table
-from .options import at_least, chosen_device
-from .parameters import check_gamma, check_seed, checked
+from . import options
+from .parameters import check_gamma, check_seed, checked, usage
 from .recipe_options import parse_pairs
 
 
 def adapt(
-    model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
+    model: options.Foreign,
     data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a dataset such as folder:PATH.")] = "shapes",
-    weights: Annotated[
-        Path | None, typer.Option(help="Safetensors of the original model.", show_default="random weights")
-    ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
-    model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
-    variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
+    weights: options.Weights = None,
+    pretrained: options.Pretrained = False,
+    model_option: options.ModelPairs = None,
+    data_option: options.DataPairs = None,
+    variant: options.Variant = "pure",
     level: Annotated[str, typer.Option(help="swap, or surgery (linear).")] = "swap",
-    norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
+    norm: options.Norm = "auto",
     gamma: Annotated[float, typer.Option(help="First decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     fixed_gamma: Annotated[bool, typer.Option("--fixed-gamma", help="Do not learn the decay.")] = False,
-    include: Annotated[
-        list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")
-    ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
-    layer_epochs: Annotated[int, typer.Option(help="Matching each layer's output.", callback=at_least(0))] = 2,
-    logit_epochs: Annotated[int, typer.Option(help="Matching the logits.", callback=at_least(0))] = 5,
-    label_epochs: Annotated[int, typer.Option(help="Fine-tuning on labels.", callback=at_least(0))] = 0,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    layer_epochs: Annotated[int, options.number("Matching each layer's output.", 0)] = 2,
+    logit_epochs: Annotated[int, options.number("Matching the logits.", 0)] = 5,
+    label_epochs: Annotated[int, options.number("Fine-tuning on labels.", 0)] = 0,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="field=value of infsa.train.adaptation.Adaptation; repeatable.")
     ] = None,
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.", callback=at_least(1))] = 224,
-    batch_size: Annotated[int, typer.Option(help="Images per step.", callback=at_least(1))] = 128,
+    size: Annotated[int, options.number("Side of the images in pixels.")] = 224,
+    batch_size: Annotated[int, options.number("Images per step.")] = 128,
     seed: Annotated[int, typer.Option(help="Of order and views.", callback=checked(check_seed))] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -58,24 +53,21 @@ def adapt(
     from ..train.adapt import adapt as adapt_model
     from ..train.adaptation import Adaptation
 
-    options, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
+    extra, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
     named: dict[str, Any] = {
         "data": data, "layer_epochs": layer_epochs, "logit_epochs": logit_epochs, "label_epochs": label_epochs,
         "size": size, "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
         raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
-    try:
+    with usage():
         plan = Adaptation(**named, **fields)
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    place = chosen_device(device)
+    place = options.chosen_device(device)
     console = Console(quiet=as_json)
-    original = open_model(model, weights, pretrained, options).to(place)
+    original = open_model(model, weights, pretrained, extra).to(place)
     settings: dict[str, Any] = {"norm": norm, "gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
     converted = convert(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=as_json, transient=True) as progress:
+    with Progress(*options.BAR, console=console, disable=as_json, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
 
         def watch(row: dict[str, Any]) -> None:
@@ -83,10 +75,8 @@ def adapt(
             progress.update(task, description=text, completed=row["step"], total=row["total"])
 
         result = adapt_model(original, converted, plan, out, resume=resume, watch=watch)
-    file = save_converted(converted, out / "model.safetensors", model, options)
-    if as_json:
-        typer.echo(json.dumps({**result, "file": str(file)}, indent=2))
-        return
+    file = save_converted(converted, out / "model.safetensors", model, extra)
+    options.print_json({**result, "file": file}, as_json)
     console.print(stages_table(result))
     if skipped := result["skipped"]:
         console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)
@@ -96,14 +86,8 @@ def adapt(
 
 def stages_table(result: dict[str, Any]) -> Table:
     """Agreement and accuracy after every stage."""
-
-    rows = [
-        [
-            row["stage"],
-            f"{row['agreement']:.2%}",
-            "" if row["top1"] is None else f"{row['top1']:.2%}",
-            f"{row['seconds']:.1f}",
-        ]
-        for row in result["history"]
-    ]
+    rows = []
+    for row in result["history"]:
+        top1 = "" if row["top1"] is None else f"{row['top1']:.2%}"
+        rows.append([row["stage"], f"{row['agreement']:.2%}", top1, f"{row['seconds']:.1f}"])
     return Table(["after", "agreement with the original", "top-1", "seconds so far"], rows)

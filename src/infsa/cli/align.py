@@ -1,6 +1,5 @@
 """``infsa align``: does Linear-InfSA's vector point along the Perron vector?"""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +14,9 @@ def align(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 64,
-    samples: Annotated[
-        int, typer.Option(help="Heads taken from every layer; 0 takes all.", callback=options.at_least(0))
-    ] = 512,
-    steps: Annotated[int, typer.Option(help="Steps of the power iteration.", callback=options.at_least(1))] = 200,
+    images: Annotated[int, options.number("Images, drawn by the seed.")] = 64,
+    samples: Annotated[int, options.number("Heads taken from every layer; 0 takes all.", 0)] = 512,
+    steps: Annotated[int, options.number("Steps of the power iteration.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of images and heads.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),
@@ -37,26 +34,15 @@ def align(
     from ..report.quality_figures import draw_alignment_bars
     from ..report.quality_tables import alignment_table
 
-    subjects = options.chosen_subjects(models)
-    source = options.named_data(data, split)
     console = Console(quiet=as_json)
-    with options.progress_report(console) as report:
-        summary = study_alignment(
-            subjects,
-            dict.fromkeys((subject.name for subject in subjects), source),
-            Aligning(steps=steps, seed=seed),
-            out=out,
-            images=images,
-            samples=samples or None,
-            device=options.chosen_device(device),
-            report=report,
-        )
+    summary = options.run_study(
+        study_alignment, models, data, split, Aligning(steps=steps, seed=seed), console=console, device=device, out=out,
+        images=images, samples=samples or None,
+    )  # fmt: skip
     file = write_json(summary, out / "align.json")
     figure = out / "alignment.png"
     draw_alignment_bars(summary, figure)
-    if as_json:
-        typer.echo(json.dumps({**summary, "files": [str(file), str(figure)]}, indent=1))
-        return
+    options.print_json({**summary, "files": [file, figure]}, as_json)
     caption = "Mean ± standard deviation over runs (over heads and images)."
     console.print(alignment_table(summary).titled("Agreement with the Perron vector, all layers", caption))
     console.print(alignment_table(summary, layers=True).titled("Layer by layer"))

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import Device, Json, chosen_device, number, print_json
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
@@ -46,7 +47,7 @@ def bench(
     mode: Annotated[
         list[str] | None, typer.Option(help="infer or train; may be repeated.", show_default="infer")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images per call.", callback=at_least(1))] = 1,
+    batch: Annotated[int, number("Images per call.")] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
@@ -76,13 +77,13 @@ def bench(
         typer.Option(help="Seconds after which no further row is started.", show_default="no limit; 140 with --quick"),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Result file; a CSV and figures go beside it.")] = Path("runs/bench.json"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the rows and stop.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Print the ratios of two result files and stop.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure mechanisms in models of any depth, at any resolution, in training and inference.
 
@@ -109,7 +110,7 @@ def bench(
     presets = [*(preset or []), *(["quick"] if quick else [])]
     if presets == ["quick"]:
         chosen = QUICK | {name: value for name, value in chosen.items() if value is not None}
-    try:
+    with usage():
         settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
         plan = make_plan(presets, axes, {**fields, "limit": max_resolution}, where.type)
         if not plan_only and any(case.compile == "graph" for cases in plan for case in cases):
@@ -119,8 +120,6 @@ def bench(
             raise ValueError("--memory-cap and --time-limit are for searches: add --max-resolution")
         if max_resolution and len(resolution or ()) > 1:
             raise ValueError(f"a search starts at one --resolution, got {resolution}")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if plan_only:
         keys = [case.key for cases in plan for case in cases]
         typer.echo(json.dumps(keys, indent=1) if as_json else "\n".join(keys))
@@ -138,15 +137,14 @@ def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], 
     """The rows that the options ask for: presets, thinned out by --mechanism, or all combinations of the axes."""
     from ..bench.cases import NINE, VARIANTS, Case, parse_config, parse_size
     from ..bench.presets import PRESETS
+    from ..ops.checks import check_choice
 
     names = axes.get("mechanism")
     for name in names or ():
-        if name not in VARIANTS:
-            raise ValueError(f"mechanism must be one of {list(VARIANTS)}, got {name!r}")
+        check_choice("mechanism", name, VARIANTS)
     if presets:
         for name in presets:
-            if name not in PRESETS:
-                raise ValueError(f"preset must be one of {list(PRESETS)}, got {name!r}")
+            check_choice("preset", name, PRESETS)
         given = [name for name in ("config", "resolution", "mode") if axes.get(name)]
         neutral = {"batch": 1, "dtype": None, "compile": "none", "part": "model", "energy": False, "limit": False}
         given += [name for name, value in fields.items() if value != neutral[name]]
@@ -174,13 +172,8 @@ def row_progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
             f"{time.monotonic() - begin:4.0f} s  {done}/{total}  {text}", highlight=False, soft_wrap=True
         )
         return
-    columns = (
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (BarColumn(20), MofNCompleteColumn(), *times, TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
@@ -192,9 +185,7 @@ def show(content: dict[str, Any], out: Path, console: Console, as_json: bool) ->
     from ..report.bench_tables import check_table, group_table, limit_table, machine_line, slope_tables, timed_groups
 
     files = [out, out.with_suffix(".csv"), *draw_bench(content, out.with_suffix(""))]
-    if as_json:
-        typer.echo(json.dumps({**content, "files": [str(file) for file in files]}, indent=1))
-        return
+    print_json({**content, "files": files}, as_json)
     for name, rows in timed_groups(content).items():
         console.print(group_table(rows).titled(name))
     for name, table in slope_tables(content).items():
@@ -226,7 +217,5 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     rows = compare_rows(a, b)
     if not rows:
         raise ValueError(f"{first} and {second} have no measured row in common")
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    Console().print(compare_table(a, b).titled(f"{second} against {first}", compare_note(a, b)))
+    print_json(rows, as_json)
+    Console(quiet=as_json).print(compare_table(a, b).titled(f"{second} against {first}", compare_note(a, b)))

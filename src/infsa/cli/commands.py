@@ -9,30 +9,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-COMMANDS = {  # name: the module here, which defines a function of the same name
-    "demo": "demo",
-    "info": "info",
-    "train": "train",
-    "evaluate": "evaluate",
-    "predict": "predict",
-    "embed": "embed",
-    "export": "export",
-    "ablate": "ablate",
-    "explain": "explain",
-    "app": "explore",
-    "quality": "quality",
-    "align": "align",
-    "bench": "bench",
-    "stream": "stream",
-    "convert": "convert",
-    "adapt": "adapt",
-    "reproduce": "reproduce",
-}
+COMMANDS = (
+    "demo", "info", "train", "evaluate", "predict", "embed", "export", "ablate", "explain", "app", "quality", "align",
+    "bench", "stream", "convert", "adapt", "reproduce",
+)  # fmt: skip
+MODULES = {"app": "explore"}  # of a command, where it is called otherwise; its function bears the module's name
 
 
 def load(name: str) -> Any:
     """A command as click sees it, with its options; imports its module."""
-    module = COMMANDS[name]
+    module = MODULES.get(name, name)
     alone = typer.Typer(add_completion=False)
     alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
     command = typer.main.get_command(alone)
@@ -46,7 +32,7 @@ def load(name: str) -> Any:
 
 def summary(name: str) -> str:
     """The first paragraph of a command's docstring, read from its source."""
-    module = COMMANDS[name]
+    module = MODULES.get(name, name)
     tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     return (ast.get_docstring(functions[module]) or "").partition("\n\n")[0]

@@ -1,6 +1,5 @@
 """``infsa convert``: what a model's attention layers are, what they would become, and the converted weights."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from ..report.table import Table
+from . import options
 from .parameters import check_gamma, checked
 from .recipe_options import parse_pairs
 
@@ -16,25 +16,21 @@ if TYPE_CHECKING:
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")],
-    variant: Annotated[str, typer.Option(help="pure or linear.")] = "pure",
+    model: options.Foreign,
+    variant: options.Variant = "pure",
     level: Annotated[str, typer.Option(help="swap, or surgery: fold queries and keys into one (linear).")] = "swap",
-    norm: Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")] = "auto",
+    norm: options.Norm = "auto",
     gamma: Annotated[float, typer.Option(help="Decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     learn_gamma: Annotated[bool, typer.Option("--learn-gamma", help="One learned decay per head.")] = False,
     chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
-    include: Annotated[
-        list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")
-    ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Safetensors to load first.", show_default="random weights")
-    ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")] = False,
-    model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    weights: options.Weights = None,
+    pretrained: options.Pretrained = False,
+    model_option: options.ModelPairs = None,
     out: Annotated[Path | None, typer.Option(help="Where the converted weights go (.safetensors).")] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print what happens to every attention layer of a model, then convert it and write its weights.
 
@@ -51,9 +47,9 @@ def convert(
     settings: dict[str, Any] = {
         "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
     }  # fmt: skip
-    options = parse_pairs(model_option or [])
+    extra = parse_pairs(model_option or [])
     with console.status(f"Building {model} ..."):
-        network = open_model(model, weights, pretrained, options)
+        network = open_model(model, weights, pretrained, extra)
     plan = plan_conversion(network, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
     console.print(plan_table(plan, model))
     for note in plan.notes():
@@ -63,10 +59,9 @@ def convert(
         assert out is not None
         plan.check()
         convert_model(network, variant, include=include, exclude=exclude, inplace=True, **settings)  # type: ignore[arg-type]
-        content["file"] = str(save_converted(network, out, model, options))
+        content["file"] = str(save_converted(network, out, model, extra))
         console.print(f"Written: {out}", highlight=False, soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(content, indent=2))
+    options.print_json(content, as_json)
 
 
 def plan_table(plan: "ConversionPlan", title: str) -> Table:

@@ -1,6 +1,5 @@
 """``infsa demo``: the idea of the paper and the shipped models, measured in about a minute."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .options import progress_report
+from .options import Json, print_json, progress_report
 from .parameters import check_gamma, check_seed, checked
 
 
@@ -17,7 +16,7 @@ def demo(
     gamma: Annotated[float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of projections and random orders.", callback=checked(check_seed))] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Two photographs and short timings: a few seconds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Explain photographs with the shipped models, check the theory, time nine mechanisms, write one report.
 
@@ -46,9 +45,7 @@ def demo(
         page = write_report(out, sections)
     numbers = {**result.summary(), "models": models.summary(), "timing": timing}
     files = [page, *figures, write_json(numbers, out / "demo.json")]
-    if as_json:
-        typer.echo(json.dumps({**numbers, "files": [str(file) for file in files]}, indent=2))
-        return
+    print_json({**numbers, "files": files}, as_json)
     for section in sections:
         console.print(Text(section.title, style="bold"), Text(section.found), sep="\n")
         console.print(*section.tables)

@@ -1,6 +1,5 @@
 """``infsa embed``: embeddings and predictions of many images, as one table."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import Json, chosen_device, number, print_json
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..cohort.forecast import Forecast
@@ -55,8 +55,8 @@ def embed(
     memory: Annotated[
         str, typer.Option(help="Of each worker; images that need more than half of it are streamed.")
     ] = "4GiB",
-    batch_size: Annotated[int, typer.Option(help="Most images of one size at a time.", callback=at_least(1))] = 32,
-    tile: Annotated[int, typer.Option(help="Side of the tiles of streamed images.", callback=at_least(1))] = 1024,
+    batch_size: Annotated[int, number("Most images of one size at a time.")] = 32,
+    tile: Annotated[int, number("Side of the tiles of streamed images.")] = 1024,
     dtype: Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")] = "float32",
     devices: Annotated[
         str, typer.Option("--devices", "--device", help="auto, or one per worker: cuda:0,cuda:1 or cpu,cpu.")
@@ -64,7 +64,7 @@ def embed(
     workers: Annotated[
         int | None, typer.Option(help="Processes, in turn on the devices or all GPUs.", show_default="as --devices")
     ] = None,
-    readers: Annotated[int, typer.Option(help="Threads per worker that read images.", callback=at_least(1))] = 2,
+    readers: Annotated[int, number("Threads per worker that read images.")] = 2,
     ray: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster that computes, or auto; not this process.")
     ] = None,
@@ -74,7 +74,7 @@ def embed(
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say what would be batched and streamed, and how long it would take.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write embeddings and predictions of many images as one table, a row per image.
 
@@ -89,25 +89,22 @@ def embed(
     from ..cohort.settings import Settings
 
     chosen = _devices(devices, workers, ray)
-    try:
+    with usage():
         settings = Settings(
             resolution=int(resolution) if resolution.isdecimal() else resolution, embedding=embedding, maps=maps,
             dtype=dtype, batch_size=batch_size, memory=memory, tile=tile, readers=readers,
         )  # fmt: skip
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     cohort = Cohort(images, model, chosen, ray, settings)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     if plan:
         found = forecast(cohort, out, overwrite)
-        typer.echo(json.dumps(asdict(found), indent=1)) if as_json else _print_plan(console, found, cohort)
+        print_json(asdict(found), as_json)
+        _print_plan(console, found, cohort)
         return
     with _bar(Console(stderr=True, highlight=False)) as report:
         done = cohort.run(out, overwrite, report)
-    if as_json:
-        typer.echo(json.dumps(asdict(done), indent=1, default=str))
-    else:
-        _print_summary(console, done)
+    print_json(asdict(done), as_json)
+    _print_summary(console, done)
     if done.failed == done.rows:
         raise typer.Exit(1)
 

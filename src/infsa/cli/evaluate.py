@@ -1,6 +1,5 @@
 """``infsa evaluate``: accuracy of a saved model on any dataset."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import DataPairs, Device, Json, chosen_device, number, print_json
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
@@ -34,16 +33,16 @@ def evaluate(
         str | None,
         typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
     ] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,
+    data_option: DataPairs = None,
     crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=at_least(1))] = 128,
-    workers: Annotated[int, typer.Option(help="Processes that read images.", callback=at_least(0))] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    batch_size: Annotated[int, number("Images at a time.")] = 128,
+    workers: Annotated[int, number("Processes that read images.", 0)] = 2,
+    device: Device = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for result.json, per-class.csv, confusion.csv and .png; NAME.json: the JSON alone."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix.
 
@@ -90,9 +89,7 @@ def evaluate(
     for result in results.values():
         for note in (*result.notes, *([str(result.skipped)] if len(result.skipped) else [])):
             typer.echo(f"note: {note}", err=as_json)
-    if as_json:
-        typer.echo(json.dumps(content, indent=2))
-        return
+    print_json(content, as_json)
     console.print(accuracy_rows(results).titled("Accuracy"))
     for name, result in results.items():
         if result.tasks:
@@ -106,13 +103,10 @@ def evaluate(
 def usual_data(source: str, model: "InfViT") -> str:
     """The dataset that a model belongs to, where none is named: that of its run, or shapes."""
     from ..data import Shapes
-    from ..evaluate.held_out import run_of
     from ..evaluate.matching import match_model
-    from ..files import read_json
 
-    run = run_of(source)
-    if run is not None:
-        return read_json(run / "recipe.json")["data"]
+    if recipe := recipe_of(source):
+        return recipe["data"]
     try:
         fits = not match_model(model, Shapes(classes=model.num_classes).classes).notes
     except ValueError:
@@ -122,14 +116,19 @@ def usual_data(source: str, model: "InfViT") -> str:
     return "shapes"
 
 
-def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
-    """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+def recipe_of(source: str) -> dict[str, Any]:
+    """The recipe of the run that a model comes from; empty if it comes from none."""
     from ..evaluate.held_out import run_of
     from ..files import read_json
 
     run = run_of(source)
-    recipe: dict[str, Any] = read_json(run / "recipe.json") if run is not None else {"data": None}
-    if data.partition(":")[0] != "megapixel-digits" or recipe["data"] != data:
+    return {} if run is None else read_json(run / "recipe.json")
+
+
+def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
+    """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+    recipe = recipe_of(source)
+    if data.partition(":")[0] != "megapixel-digits" or recipe.get("data") != data:
         return {}
     return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
 
@@ -142,8 +141,9 @@ def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choo
     from ..data.folders import without_splits
     from ..evaluate.held_out import chosen, held_out_by
 
-    names = set(held_out_by(model, data)) if without_splits(data) else set()
-    if not without_splits(data) or (split not in (None, "all") and not names):
+    whole = without_splits(data)
+    names = set(held_out_by(model, data)) if whole else set()
+    if not whole or (split not in (None, "all") and not names):
         return split, lambda dataset: dataset, ""
     if split == "all" or not names:
         return None, lambda dataset: dataset, ""

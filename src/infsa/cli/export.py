@@ -1,12 +1,13 @@
 """``infsa export``: a model as ONNX, as a torch.export program or as a safetensors folder."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from .options import Json, print_json
 
 if TYPE_CHECKING:
     from ..models.exporting import Exported
@@ -21,7 +22,7 @@ def export(
     fixed: Annotated[bool, typer.Option("--fixed", help="One image of one size, for runtimes that need it.")] = False,
     size: Annotated[int | None, typer.Option(help="Side of the images with --fixed; default the model's.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, torch.export (pt2) or safetensors, and check the file against the model.
 
@@ -41,9 +42,7 @@ def export(
     console = Console(quiet=as_json)
     with console.status(f"Exporting {model} ..."):
         done = export_model(network, out, kind, fixed=fixed, size=size, overwrite=overwrite)
-    if as_json:
-        typer.echo(json.dumps(as_dict(done), indent=2))
-        return
+    print_json(as_dict(done), as_json)
     console.print(exported_table(done))
 
 

@@ -1,16 +1,15 @@
 """``infsa info``: what is installed and what can run here."""
 
 import importlib.metadata
-import json
 import os
 import platform
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..version import __version__
+from .options import Json, print_json
 
 OPTIONAL = ("timm", "triton", "torchvision", "lightning", "transformers", "onnxruntime", "gradio")
 
@@ -45,17 +44,13 @@ def collect() -> dict[str, Any]:
     }
 
 
-def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def info(as_json: Json = False) -> None:
     """Show versions, devices and the available implementations.
 
     Example: infsa info --json
     """
     facts = collect()
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
+    print_json(facts, as_json)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     for name in ("infsa", "python", "torch"):
@@ -64,4 +59,4 @@ def info(
         table.add_row(name, version or "[dim]not installed[/dim]")
     table.add_row("devices", "\n".join(facts["devices"]))
     table.add_row("implementations", ", ".join(facts["implementations"]))
-    Console().print(table)
+    Console(quiet=as_json).print(table)

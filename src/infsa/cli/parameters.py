@@ -1,19 +1,27 @@
 """Turning the library's own checks into checks of command-line options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 
 
+@contextmanager
+def usage() -> Iterator[None]:
+    """What the library refuses inside is wrong usage of the command."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def checked(check: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """A typer callback that runs ``check`` on an option: what the library refuses is wrong usage."""
+    """A typer callback that runs ``check`` on an option."""
 
     def callback(value: Any) -> Any:
-        try:
+        with usage():
             check(value)
-        except (TypeError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from error
         return value
 
     return callback

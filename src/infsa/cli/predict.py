@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import at_least, chosen_device
+from .options import Device, chosen_device, number
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..data.listing import Listing
@@ -28,9 +29,7 @@ def predict(
     model: Annotated[
         str, typer.Option("--model", "-m", help="Saved folder, run, .safetensors file or shipped model.")
     ] = "infvit_linear_tiny",
-    top_k: Annotated[
-        int, typer.Option(help="Classes per image and task, most likely first.", callback=at_least(1))
-    ] = 5,
+    top_k: Annotated[int, number("Classes per image and task, most likely first.")] = 5,
     resolution: Annotated[
         str,
         typer.Option(
@@ -43,9 +42,9 @@ def predict(
     ] = None,
     kind: Annotated[str | None, typer.Option("--format", help="csv or jsonl; default by --out, else csv.")] = None,
     maps: Annotated[Path | None, typer.Option(help="Folder for maps over the images, as PNG.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images of one size at a time.", callback=at_least(1))] = 32,
-    workers: Annotated[int, typer.Option(help="Threads that read images.", callback=at_least(1))] = 2,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    batch_size: Annotated[int, number("Images of one size at a time.")] = 32,
+    workers: Annotated[int, number("Threads that read images.")] = 2,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
     """Classify images: the most likely classes with their probabilities, one line per file.
@@ -64,10 +63,8 @@ def predict(
     found = list_images(images)
     _check_folders(found, out, maps)
     classifier = load_model(model, chosen_device(device))
-    try:
+    with usage():
         View(classifier, side)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if maps is not None:
         _check_map(classifier)
         maps.mkdir(parents=True, exist_ok=True)

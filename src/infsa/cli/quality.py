@@ -1,21 +1,20 @@
 """``infsa quality``: MoRF, LeRF and boxes for several models and seeds."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from . import options
-from .parameters import check_seed, checked
+from .parameters import check_seed, checked, usage
 
 
 def quality(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, typer.Option(help="Images, drawn by the seed.", callback=options.at_least(1))] = 500,
+    images: Annotated[int, options.number("Images, drawn by the seed.")] = 500,
     fills: Annotated[
         list[str] | None,
         typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.", show_default="mean"),
@@ -26,14 +25,10 @@ def quality(
             "--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated.", show_default="last"
         ),
     ] = None,
-    levels: Annotated[
-        int, typer.Option(help="Steps from the whole image to nothing.", callback=options.at_least(1))
-    ] = 20,
+    levels: Annotated[int, options.number("Steps from the whole image to nothing.")] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
     normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
-    draws: Annotated[
-        int, typer.Option(help="Random orders of patches with equal scores.", callback=options.at_least(1))
-    ] = 3,
+    draws: Annotated[int, options.number("Random orders of patches with equal scores.")] = 3,
     only_correct: Annotated[
         bool, typer.Option("--only-correct/--all-images", help="Follow correctly classified images only.")
     ] = True,
@@ -59,33 +54,19 @@ def quality(
 
     chosen = tuple(methods or ["last"])
     checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
-    common = {"levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct}
-    try:
-        removals = [
-            Removal(fill=fill, min_probability=min_probability, seed=seed, **common)  # type: ignore[arg-type]
-            for fill in dict.fromkeys(fills or ["mean"])
-        ]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    subjects = options.chosen_subjects(models)
-    source = options.named_data(data, split)
+    common: dict[str, Any] = {
+        "levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct,
+        "min_probability": min_probability, "seed": seed,
+    }  # fmt: skip
+    with usage():
+        removals = [Removal(fill=fill, **common) for fill in dict.fromkeys(fills or ["mean"])]
     console = Console(quiet=as_json)
-    with options.progress_report(console) as report:
-        summary = study_quality(
-            subjects,
-            dict.fromkeys((subject.name for subject in subjects), source),
-            removals,
-            Boxes(methods=chosen, seed=seed),
-            out=out,
-            images=images,
-            normalise=normalise,
-            device=options.chosen_device(device),
-            report=report,
-        )
+    summary = options.run_study(
+        study_quality, models, data, split, removals, Boxes(methods=chosen, seed=seed), console=console, device=device,
+        out=out, images=images, normalise=normalise,
+    )  # fmt: skip
     files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]
-    if as_json:
-        typer.echo(json.dumps({**summary, "files": [str(file) for file in files]}, indent=1))
-        return
+    options.print_json({**summary, "files": files}, as_json)
     for removal in removals:
         title = f"Removing patches, fill: {removal.fill}"
         console.print(removal_table(summary, removal.fill).titled(title, caption(summary["config"])))

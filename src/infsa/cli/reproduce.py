@@ -1,6 +1,5 @@
 """``infsa reproduce``: every table and figure of the paper, judged by numbers."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,8 @@ from rich.console import Console
 
 from ..report.table import Table
 from .bench import row_progress
-from .options import chosen_device, progress_report
+from .options import chosen_device, print_json, progress_report
+from .parameters import usage
 
 if TYPE_CHECKING:
     from ..reproduce import Sources
@@ -49,11 +49,9 @@ def reproduce(
     from ..reproduce.targets import check_target
 
     names = targets or list(TARGETS)
-    try:
+    with usage():
         for name in names:
             check_target(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if scale not in SCALES:
         raise typer.BadParameter(f"--scale must be one of {list(SCALES)}, got {scale!r}")
     if document and (targets or scale == "full"):
@@ -80,9 +78,7 @@ def reproduce(
     if document:
         files = [write_json(ledger, folder / "ledger.json"), docs / "reproduction.md"]
         write_atomically(files[1], lambda aside: aside.write_text(page(ledger), encoding="utf-8"))
-    if as_json:
-        typer.echo(json.dumps({**ledger, "written": [str(file) for file in files]}, indent=1))
-        return
+    print_json({**ledger, "written": files}, as_json)
     show(ledger, console)
     if ledger["files"]:
         console.print(f"Read from {folder}: {', '.join(ledger['files'])}", highlight=False, soft_wrap=True)
@@ -126,12 +122,10 @@ def show_targets(names: list[str], as_json: bool) -> None:
          "claims": len(TARGETS[name].claims()), "full scale needs": TARGETS[name].needs}
         for name in names
     ]  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
+    print_json(found, as_json)
     columns = ["target", "title", "claims", "full scale needs"]
     lines = [[str(row[column]) for column in columns] for row in found]
-    Console().print(Table(columns, lines, "Targets"))
+    Console(quiet=as_json).print(Table(columns, lines, "Targets"))
 
 
 def show(ledger: dict[str, Any], console: Console) -> None:

@@ -51,8 +51,9 @@ class InProcess:
         return as_table(rows, self.schema, self.classes)
 
 
+@functools.cache
 def build(model: str, settings: Settings, device: str, scratch: str | None) -> InProcess:
-    """What a worker computes with."""
+    """What a worker computes with; it stays with the process."""
     warnings.filterwarnings("ignore", category=UserWarning)  # of decoders, about single files
     network = Network(open_model(model, device), settings)
     return InProcess(network, schema_of(network, {}), None if scratch is None else Path(scratch))
@@ -227,10 +228,5 @@ class RayTasks:
 
 
 def _task(model: str, settings: Settings, device: str, unit: Unit) -> Any:
-    """A unit on a node of the cluster; the model stays with the process."""
-    return _kept(model, settings, device).one(unit)
-
-
-@functools.cache
-def _kept(model: str, settings: Settings, device: str) -> InProcess:
-    return build(model, settings, device, None)
+    """A unit on a node of the cluster."""
+    return build(model, settings, device, None).one(unit)

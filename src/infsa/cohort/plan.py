@@ -86,7 +86,7 @@ def make_units(network: Network, works: Sequence[Work]) -> list[Unit]:
             groups.setdefault(network.size(work.header.width, work.header.height), []).append(work)
     streamed.sort(key=lambda work: -work.pixels)
     units = [Unit((Batch((work,), "streamed"),)) for work in streamed]
-    units += _packed(_batches(network, groups))
+    units += [Unit(tuple(part)) for part in _parts(_batches(network, groups), BATCHES)]
     units += [Unit((Batch(tuple(part), "unread"),)) for part in _parts(unread, 1024)]
     return [kept for unit in units if (kept := _missing(unit)).batches]
 
@@ -115,10 +115,6 @@ def _batches(network: Network, groups: dict[tuple[int, int], list[Work]]) -> lis
     full = Counter(size for size, most, part in found if len(part) == most)
     often = {size for size, count in full.most_common(SHAPES) if count >= OFTEN}
     return [Batch(tuple(part), "batched", size in often and len(part) == most) for size, most, part in found]
-
-
-def _packed(batches: list[Batch]) -> list[Unit]:
-    return [Unit(tuple(part)) for part in _parts(batches, BATCHES)]
 
 
 def _parts(values: Sequence[T], most: int) -> list[Sequence[T]]:

@@ -137,12 +137,9 @@ class Cohort:
         if not self.found.items:
             raise ValueError("; ".join(self.found.notes) or "no images were named")
 
+    @quietly()
     def run(self, out: Path, overwrite: bool = False, progress: Callable[[Progress], None] | None = None) -> Summary:
         """Compute what is missing and write the table."""
-        with quietly():
-            return self._run(out, overwrite, progress)
-
-    def _run(self, out: Path, overwrite: bool, progress: Callable[[Progress], None] | None) -> Summary:
         began = time.perf_counter()
         store = Store(out, self.schema, overwrite)
         try:

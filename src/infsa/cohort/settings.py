@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..ops.checks import check_count
+from ..ops.checks import check_choice, check_count
 from ..streaming.memory import parse_bytes
 
 EMBEDDINGS = ("class", "pooled", "both")
@@ -45,10 +45,9 @@ class Settings:
         side = self.resolution
         if side not in ("native", "crop") and (isinstance(side, str | bool) or side < 1):
             raise ValueError(f"resolution must be native, crop or a number of pixels, got {side!r}")
-        if self.embedding not in (None, *EMBEDDINGS):
-            raise ValueError(f"embedding must be one of {list(EMBEDDINGS)}, got {self.embedding!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {list(DTYPES)}, got {self.dtype!r}")
+        if self.embedding is not None:
+            check_choice("embedding", self.embedding, EMBEDDINGS)
+        check_choice("dtype", self.dtype, DTYPES)
         for name in ("batch_size", "tile", "readers"):
             check_count(getattr(self, name), name)
         parse_bytes(self.memory)

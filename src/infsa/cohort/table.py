@@ -96,12 +96,8 @@ def schema_of(network: Network, meaning: dict[str, Any]) -> Any:
         ("streamed", pa.bool_()), ("error", pa.string()),
     ]  # fmt: skip
     if network.classes:
-        columns += [
-            ("label", pa.string()),
-            ("label_index", pa.int32()),
-            ("probability", pa.float32()),
-            ("logits", numbers),
-        ]
+        columns += [("label", pa.string()), ("label_index", pa.int32())]
+        columns += [("probability", pa.float32()), ("logits", numbers)]
     columns += [(name, numbers) for name in network.columns]
     if network.settings.maps:
         columns += [("map", numbers), ("map_height", pa.int32()), ("map_width", pa.int32())]
@@ -194,13 +190,11 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self.parts.glob("*.parquet") if not path.name.startswith((".", "_")))
-
     def kept(self) -> dict[Key, list[Kept]]:
         """The rows that are on the disk and need not be tried again, by item; several if its file changed."""
         found: dict[Key, list[Kept]] = {}
-        for file in ([self.out] if self.ours else []) + (self._files() if self._run() == self.meaning else []):
+        parts = sorted(self.parts.glob("[!._]*.parquet")) if self._run() == self.meaning else []
+        for file in [self.out, *parts] if self.ours else parts:
             try:
                 rows = arrow().parquet.read_table(file, columns=KNOWN)
             except (OSError, ValueError, KeyError):  # a damaged part is computed again
@@ -283,9 +277,8 @@ class Store:
         with contextlib.suppress(OSError, ValueError, IndexError):
             times = pa.parquet.ParquetFile(self.times).read_row_groups(groups)
         if times is None or not times["id"].equals(table["id"]):
-            times = dict(
-                zip(TIMES, (pa.nulls(table.num_rows, kind) for kind in (pa.float64(), pa.string())), strict=True)
-            )
+            rows = table.num_rows
+            times = {"seconds": pa.nulls(rows, pa.float64()), "worker": pa.nulls(rows, pa.string())}
         for name in TIMES:
             table = table.append_column(name, times[name])
         return table
@@ -328,10 +321,8 @@ def marked(path: Path) -> dict[str, Any] | None:
 def _keys(table: Any) -> list[Key]:
     """The keys of the items of a table."""
     columns = (table[name].to_pylist() for name in KEY)
-    return [
-        (path, member or "", -1 if offset is None else offset, name)
-        for path, member, offset, name in zip(*columns, strict=True)
-    ]
+    keys = zip(*columns, strict=True)
+    return [(path, member or "", -1 if offset is None else offset, name) for path, member, offset, name in keys]
 
 
 def _difference(other: Any, ours: dict[str, Any]) -> str:

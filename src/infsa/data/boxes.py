@@ -34,11 +34,6 @@ def crop(boxes: BoxArray, left: float, top: float, width: float, height: float) 
     return clip(boxes - np.array([left, top, left, top], np.float32), (width, height))
 
 
-def centre_crop(boxes: BoxArray, old: tuple[int, int], new: tuple[int, int]) -> BoxArray:
-    """Boxes of the crop of size ``new`` in the middle of an image of size ``old``, both (width, height)."""
-    return crop(boxes, *centre_corner(old, new), *new)
-
-
 def centre_corner(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
     """Left and top of a centre crop, rounded as torchvision rounds them."""
     return round((old[0] - new[0]) / 2), round((old[1] - new[1]) / 2)

@@ -44,7 +44,9 @@ def decode(
         name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
         with _opened(source) as image:
-            _check_size(image, max_pixels)
+            width, height = image.size
+            if width * height > max_pixels:
+                raise ValueError(f"{width} × {height} pixels are more than max_pixels={max_pixels}")
             image.load()
             return _rgb(ImageOps.exif_transpose(image))
     except FileNotFoundError as error:
@@ -60,12 +62,6 @@ def _opened(source: bytes | str | Path | Image.Image) -> Image.Image:
     if isinstance(source, Image.Image):
         return source
     return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-
-
-def _check_size(image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size
-    if width * height > max_pixels:
-        raise ValueError(f"{width} × {height} pixels are more than max_pixels={max_pixels}")
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -1,13 +1,13 @@
 """Datasets that are drawn on the training device, a batch at a time: nothing is read, decoded or copied."""
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .loading import Batches
 from .sample import Sample
 
 
@@ -57,20 +57,8 @@ class DrawnViews:
             pixels = F.interpolate(pixels, (self.size, self.size), mode="area")
         return (pixels - self.mean) / self.std, answers
 
-    def batches(self, batch_size: int, rank: int = 0, world: int = 1) -> "DrawnBatches":
-        """Every ``world``-th image from ``rank`` on, to be gone through again and again."""
-        return DrawnBatches(self, range(rank, len(self), world), batch_size)
-
-
-class DrawnBatches:
-    """Some images of drawn views, in order."""
-
-    def __init__(self, views: DrawnViews, indices: range, batch_size: int) -> None:
-        self.views, self.indices, self.batch_size = views, indices, batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.indices) / self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for some in torch.tensor(self.indices).split(self.batch_size):
-            yield self.views.batch(0, some)
+    def batches(self, batch_size: int, rank: int = 0, world: int = 1) -> Batches:
+        """Every ``world``-th image from ``rank`` on, in order, to be gone through again and again."""
+        own: dict[str, Any] = {"batch_size": batch_size, "generator": torch.Generator()}  # global seeds stay
+        images: Any = range(rank, len(self), world)
+        return Batches(images, collate_fn=lambda some: self.batch(0, torch.tensor(some)), **own)

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from .annotations import Annotations, Boxed, read_tiny_imagenet
-from .decode import MAX_PIXELS
 from .paths import (
     ALIASES,
     Names,
@@ -20,7 +20,7 @@ from .paths import (
     split_folder,
     split_names,
 )
-from .skipping import SkipLog, SkippingDataset, numbered
+from .skipping import Reading, SkippingDataset, numbered
 
 IMAGENET_V2 = {
     "matched-frequency": "imagenetv2-matched-frequency-format-val",
@@ -37,10 +37,9 @@ class ImageFiles(SkippingDataset):
         files: (path, label) of every image.
         classes: the name of each label.
         annotations: boxes by name relative to ``root``, by file name or by its stem; images without have none.
-        max_pixels: see :func:`decode`.
-        skipped: the log of unreadable images; a new one if not given.
         every_class: whether a class without an image is refused.
         left_out: files beside the images that are none, relative to ``root``.
+        reading: ``max_pixels`` and ``skipped``, see :class:`SkippingDataset`.
     """
 
     def __init__(
@@ -49,15 +48,12 @@ class ImageFiles(SkippingDataset):
         files: Iterable[tuple[str | Path, int]],
         classes: list[str],
         annotations: Annotations | None = None,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
         every_class: bool = False,
         left_out: Sequence[str] = (),
+        **reading: Unpack[Reading],
     ) -> None:
         files = list(files)
-        super().__init__(
-            str(root), [label for _, label in files], classes, every_class, annotations, max_pixels, skipped
-        )
+        super().__init__(str(root), [label for _, label in files], classes, every_class, annotations, **reading)
         self.root, self.left_out = Path(root), list(left_out)
         self.names = Names(Path(os.path.relpath(path, root)).as_posix() for path, _ in files)
 
@@ -94,8 +90,7 @@ class ImageFolder(ImageFiles):
         root: str | Path,
         split: str | None = None,
         annotations: Annotations | None = None,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
         root = existing_folder(root)
         folder = root if split is None else split_folder(root, split)
@@ -116,7 +111,7 @@ class ImageFolder(ImageFiles):
             classes = in_order(path.name for path in class_folders(training, empty=True))
             numbered(found, classes, str(folder))
         files, left_out = scan_classes(folder, {name: label for label, name in enumerate(classes)})
-        super().__init__(folder, files, classes, annotations, max_pixels, skipped, left_out=left_out)
+        super().__init__(folder, files, classes, annotations, left_out=left_out, **reading)
 
 
 def scan_classes(folder: Path, labels: dict[str, int]) -> tuple[list[tuple[str, int]], list[str]]:
@@ -156,17 +151,10 @@ class ImageNetV2(ImageFiles):
     Args:
         root: the folder of one variant, or the one that holds the three.
         variant: ``"matched-frequency"``, ``"threshold-0.7"`` or ``"top-images"``, where ``root`` holds the three.
-        max_pixels: see :func:`decode`.
-        skipped: the log of unreadable images; a new one if not given.
+        reading: ``max_pixels`` and ``skipped``, see :class:`SkippingDataset`.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        variant: str | None = None,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
-    ) -> None:
+    def __init__(self, root: str | Path, variant: str | None = None, **reading: Unpack[Reading]) -> None:
         root = existing_folder(root)
         if variant is not None:
             if variant not in IMAGENET_V2:
@@ -178,7 +166,7 @@ class ImageNetV2(ImageFiles):
                 raise ValueError(f"ImageNet-V2 folders are called 0 to 999, got {name!r} in {root}")
         files, left_out = scan_classes(root, {name: int(name) for name in names})
         classes = [str(label) for label in range(1000)]
-        super().__init__(root, files, classes, None, max_pixels, skipped, left_out=left_out)
+        super().__init__(root, files, classes, left_out=left_out, **reading)
 
 
 class TinyImageNet(ImageFiles):
@@ -187,13 +175,7 @@ class TinyImageNet(ImageFiles):
     Labels number the sorted names of the training folders.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        split: str = "train",
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
-    ) -> None:
+    def __init__(self, root: str | Path, split: str = "train", **reading: Unpack[Reading]) -> None:
         check_split(split)
         root = existing_folder(root)
         folders = class_folders(existing_folder(root / "train"), empty=split == "val")
@@ -210,4 +192,4 @@ class TinyImageNet(ImageFiles):
             names = sorted(annotations)
             labels = numbered([annotations[name][1][0] for name in names], classes, str(table))
             files = [(root / "val" / "images" / name, label) for name, label in zip(names, labels, strict=True)]
-        super().__init__(root, files, classes, annotations, max_pixels, skipped, every_class=split == "train")
+        super().__init__(root, files, classes, annotations, every_class=split == "train", **reading)

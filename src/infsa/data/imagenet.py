@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from .annotations import Annotations, Boxed, read_loc_csv, read_voc_xml
-from .decode import MAX_PIXELS, UnreadableImage
+from .decode import UnreadableImage
 from .devkit import Devkit
 from .folders import ImageFiles
 from .paths import check_split, existing_folder, is_image
-from .skipping import SkipLog, SkippingDataset, numbered
+from .skipping import Reading, SkippingDataset, numbered
 from .tars import Member, TarImages, members
 
 KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -21,12 +22,7 @@ FOLDERS = {"train": ("train",), "val": ("val", "validation")}  # test has no lab
 WNID = re.compile(r"n\d{8}")
 
 
-def open_imagenet(
-    root: str | Path,
-    split: str = "train",
-    max_pixels: int = MAX_PIXELS,
-    skipped: SkipLog | None = None,
-) -> SkippingDataset:
+def open_imagenet(root: str | Path, split: str = "train", **reading: Unpack[Reading]) -> SkippingDataset:
     """Open ImageNet-1K, with boxes where the Kaggle tree's annotations are there.
 
     Args:
@@ -39,8 +35,7 @@ def open_imagenet(
             - ``ILSVRC2012_img_train.tar`` and ``ILSVRC2012_img_val.tar`` as published, and for the labels of the
               latter the devkit ``ILSVRC2012_devkit_t12``, unpacked or as .tar.gz.
         split: ``"train"`` or ``"val"``.
-        max_pixels: see :func:`decode`.
-        skipped: the log of unreadable images; a new one if not given.
+        reading: ``max_pixels`` and ``skipped``, see :class:`SkippingDataset`.
     """
     check_split(split)
     place = _Place(existing_folder(root))
@@ -51,11 +46,11 @@ def open_imagenet(
         files, names = _in_folder(folder, place)
         labels = numbered(names, classes, str(folder))
         pairs = zip(files, labels, strict=True)
-        return ImageFiles(place.data, pairs, classes, boxes, max_pixels, skipped, every_class=complete)
+        return ImageFiles(place.data, pairs, classes, boxes, complete, **reading)
     if tar.is_file():
         images, names = _in_tar(tar, place) if split == "val" else _in_nested_tar(tar)
         labels, which = numbered(names, classes, str(tar)), [0] * len(images)
-        return TarImages([tar], which, images, str(tar), labels, classes, complete, boxes, max_pixels, skipped)
+        return TarImages([tar], which, images, str(tar), labels, classes, complete, boxes, **reading)
     looked = f"{split}, {KAGGLE / split} and {tar.name}"
     raise FileNotFoundError(f"no ImageNet-1K images of the split {split!r} in {root}; looked for {looked}")
 
@@ -66,7 +61,7 @@ class _Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         inside = (root, *(root.joinpath(*KAGGLE.parts[skip:]) for skip in range(3)))
-        self.data = next((path for path in inside if path.is_dir() and _has_split(path)), root)
+        self.data = next((path for path in inside if any(_split_folder(path, split) for split in FOLDERS)), root)
         full = self.data.resolve()
         kaggle = full.parts[-2:] == KAGGLE.parts[1:]
         self.around = [root, full.parents[1], full.parents[2]] if kaggle else [root]
@@ -138,10 +133,6 @@ class _XmlBoxes(Mapping[str, Boxed]):
 
 def _split_folder(root: Path, split: str) -> Path | None:
     return next((root / name for name in FOLDERS[split] if (root / name).is_dir()), None)
-
-
-def _has_split(path: Path) -> bool:
-    return _split_folder(path, "train") is not None or _split_folder(path, "val") is not None
 
 
 def _wnids(names: Iterator[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -63,6 +64,13 @@ class SkipLog:
     def __str__(self) -> str:
         count = f"{len(self)} image{'' if len(self) == 1 else 's'} skipped"
         return f"{count}: {few(self.names)}" if len(self) else count
+
+
+class Reading(TypedDict, total=False):
+    """What every dataset of files takes: see :class:`SkippingDataset`."""
+
+    max_pixels: int
+    skipped: SkipLog | None
 
 
 class SkippingDataset(ABC):

@@ -2,16 +2,17 @@
 
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from .boxes import as_boxes
-from .decode import MAX_PIXELS, UnreadableImage
+from .decode import UnreadableImage
 from .paths import check_split, existing_file, split_names
 from .sample import BoxArray
-from .skipping import SkipLog, SkippingDataset, numbered
+from .skipping import Reading, SkippingDataset, numbered
 
 SHARD = ("jpeg", "offset", "label", "box", "is_val", "wnid", "name")
 LABELS = ("label", "labels", "fine_label", "class", "target")  # what a column of labels is usually called
@@ -24,25 +25,20 @@ class NpzShard(SkippingDataset):
     inclusive corners, ``is_val`` (n), and per class ``wnid`` and ``name``.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        split: str = "train",
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, split: str = "train", **reading: Unpack[Reading]) -> None:
         check_split(split)
         arrays = _read_shard(existing_file(path))
         rows = np.flatnonzero(arrays["is_val"].astype(bool) == (split == "val"))
         origin, classes = f"the split {split!r} of {path}", [str(name) for name in arrays["name"]]
-        super().__init__(origin, arrays["label"][rows], classes, split == "train", None, max_pixels, skipped)
+        super().__init__(origin, arrays["label"][rows], classes, split == "train", **reading)
         self.path, self.split = Path(path), split
         self.rows, self.blob, self.offset = rows, arrays["jpeg"], arrays["offset"]
         self.boxes = arrays["box"].astype(np.float32) + np.array([0, 0, 1, 1], np.float32)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A spawned worker reads the file again: less to send than its contents."""
-        return type(self), (self.path, self.split, self.max_pixels, self.skipped)
+        again = partial(type(self), max_pixels=self.max_pixels, skipped=self.skipped)
+        return again, (self.path, self.split)
 
     def name(self, index: int) -> str:
         """The shard and the row of an image."""
@@ -98,8 +94,7 @@ class HuggingFace(SkippingDataset):
         label: the column of labels; the only one of type ClassLabel, or one with a usual name, if not given.
         classes: the name of each label, where the table has none.
         every_class: whether a class without an image is refused.
-        max_pixels: see :func:`decode`.
-        skipped: the log of unreadable images; a new one if not given.
+        reading: ``max_pixels`` and ``skipped``, see :class:`SkippingDataset`.
     """
 
     def __init__(
@@ -109,8 +104,7 @@ class HuggingFace(SkippingDataset):
         label: str | None = None,
         classes: list[str] | None = None,
         every_class: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
         import datasets  # type: ignore[import-untyped]
 
@@ -120,7 +114,7 @@ class HuggingFace(SkippingDataset):
         label = _column(dataset, "label", label, datasets.ClassLabel, LABELS)
         origin = f"column {label!r}"
         numbers, names = _labels(dataset, label, classes, origin)
-        super().__init__(origin, numbers, names, every_class, None, max_pixels, skipped)
+        super().__init__(origin, numbers, names, every_class, **reading)
         self._table = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self._image = image
 
@@ -143,8 +137,7 @@ def open_hugging_face(
     config: str | None = None,
     image: str | None = None,
     label: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    skipped: SkipLog | None = None,
+    **reading: Unpack[Reading],
 ) -> HuggingFace:
     """Open a Hugging Face dataset: a name on the hub, a folder of images or tables, a saved dataset or one table.
 
@@ -153,7 +146,7 @@ def open_hugging_face(
             .json or .csv file.
         split: ``"val"`` stands for validation, or for test where there is no validation; any other split by its name.
         config: of datasets that come in several.
-        image, label, max_pixels, skipped: see :class:`HuggingFace`.
+        image, label, reading: see :class:`HuggingFace`.
     """
     try:
         splits = _load(name, config)
@@ -167,7 +160,7 @@ def open_hugging_face(
     if training != found:  # text labels are numbered as in training
         classes = HuggingFace(splits[training], image, label).classes
     try:
-        return HuggingFace(splits[found], image, label, classes, split == "train", max_pixels, skipped)
+        return HuggingFace(splits[found], image, label, classes, split == "train", **reading)
     except ValueError as error:
         raise ValueError(f"hf:{name}, split {found!r}: {error}") from error
 

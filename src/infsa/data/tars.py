@@ -3,15 +3,15 @@
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .annotations import Annotations
-from .decode import MAX_PIXELS, UnreadableImage
+from .decode import UnreadableImage
 from .paths import Names
-from .skipping import SkipLog, SkippingDataset
+from .skipping import Reading, SkippingDataset
 
 
 class Member(NamedTuple):
@@ -54,7 +54,7 @@ class TarImages(SkippingDataset):
         tars: the files.
         which: for every image, the number of its tar, (n,).
         images: where each lies in its tar.
-        origin, labels, classes, every_class, annotations, max_pixels, skipped: see :class:`SkippingDataset`.
+        origin, labels, classes, every_class, annotations, reading: see :class:`SkippingDataset`.
     """
 
     def __init__(
@@ -67,10 +67,9 @@ class TarImages(SkippingDataset):
         classes: Sequence[str],
         every_class: bool = False,
         annotations: Annotations | None = None,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
-        super().__init__(origin, labels, classes, every_class, annotations, max_pixels, skipped)
+        super().__init__(origin, labels, classes, every_class, annotations, **reading)
         self.tars = [str(tar) for tar in tars]
         self.which = np.asarray(which, np.int64)  # (n,)
         self.places = np.array([(image.offset, image.size) for image in images], np.int64)  # (n, 2)

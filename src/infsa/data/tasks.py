@@ -32,6 +32,7 @@ class Task:
     multilabel: bool = False
 
 
+@dataclass(frozen=True)
 class Tasks:
     """The tasks of a dataset, in the order of the model's outputs.
 
@@ -43,22 +44,19 @@ class Tasks:
         2.079441547393799
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    tasks: Sequence[Task]
+
+    def __post_init__(self) -> None:
+        tasks = tuple(self.tasks)
         if not tasks or any(len(task.classes) < 1 for task in tasks) or len({task.name for task in tasks}) < len(tasks):
             raise ValueError(f"tasks must be one or more, of different names and with classes, got {list(tasks)}")
-        self.tasks = tuple(tasks)
+        object.__setattr__(self, "tasks", tasks)
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tasks) and self.tasks == other.tasks
-
-    def __hash__(self) -> int:
-        return hash(self.tasks)
 
     @property
     def names(self) -> list[str]:

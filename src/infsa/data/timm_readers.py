@@ -2,28 +2,22 @@
 
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from PIL import Image
 from timm.data import create_dataset
 from timm.data.readers.reader_image_in_tar import extract_tarinfos
 
-from .decode import MAX_PIXELS, UnreadableImage
+from .decode import UnreadableImage
 from .paths import ALIASES, check_split, split_names
-from .skipping import SkipLog, SkippingDataset, numbered
+from .skipping import Reading, SkippingDataset, numbered
 from .tars import Member, TarImages
 
 ELSEWHERE = {"hfds": "hf:NAME", "hfids": "hf:NAME", "wds": "wds:PATTERN", "tfds": "hf:NAME", "folder": "folder:PATH"}
 
 
-def open_timm(
-    name: str,
-    split: str = "train",
-    download: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    skipped: SkipLog | None = None,
-) -> SkippingDataset:
+def open_timm(name: str, split: str = "train", download: bool = False, **reading: Unpack[Reading]) -> SkippingDataset:
     """Open ``torch/NAME[:ROOT]`` through timm's ``create_dataset``, or ``tar:ROOT`` through timm's tar reader.
 
     Args:
@@ -32,15 +26,14 @@ def open_timm(
             split; the class is the folder or tar that an image lies in.
         split: ``"train"`` or ``"val"``.
         download: whether torchvision may fetch what is missing.
-        max_pixels: see :func:`decode`.
-        skipped: the log of unreadable images; a new one if not given.
+        reading: ``max_pixels`` and ``skipped``, see :class:`SkippingDataset`.
     """
     check_split(split)
     kind, _, root = name.partition(":")
     if kind == "tar" and root:
         if download:
             raise ValueError(f"download is for torch/NAME only, got timm:{name}")
-        return _open_tars(root, split, max_pixels, skipped)
+        return _open_tars(root, split, **reading)
     family, _, title = kind.partition("/")
     if family != "torch" or title in ("", "folder", "image_folder"):
         hint = ELSEWHERE.get("folder" if "folder" in kind else family)
@@ -50,26 +43,19 @@ def open_timm(
         dataset = create_dataset(kind, root=root or ".", split=timm_split, download=download)
     except Exception as error:  # torchvision raises almost anything, timm asserts
         raise ValueError(f"timm:{name}, split {split!r}: {' '.join(str(error).split())}") from error
-    return TorchDataset(dataset, kind, split == "train", max_pixels, skipped)
+    return TorchDataset(dataset, kind, split == "train", **reading)
 
 
 class TorchDataset(SkippingDataset):
     """A dataset of torchvision without a transform: Pillow images and whole numbers."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        title: str,
-        every_class: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        skipped: SkipLog | None = None,
-    ) -> None:
+    def __init__(self, dataset: Any, title: str, every_class: bool = False, **reading: Unpack[Reading]) -> None:
         labels = _targets(dataset)
         names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None)
         classes = [", ".join(name) if isinstance(name, tuple) else str(name) for name in names or ()]
         if not classes:
             classes = [str(label) for label in range(int(labels.max(initial=-1)) + 1)]
-        super().__init__(title, labels, classes, every_class, None, max_pixels, skipped)
+        super().__init__(title, labels, classes, every_class, **reading)
         self.dataset, self.title = dataset, title
 
     def name(self, index: int) -> str:
@@ -97,7 +83,7 @@ def _targets(dataset: Any) -> np.ndarray[Any, Any]:
     return np.array([dataset[index][1] for index in range(len(dataset))])
 
 
-def _open_tars(root: str, split: str, max_pixels: int, skipped: SkipLog | None) -> TarImages:
+def _open_tars(root: str, split: str, **reading: Unpack[Reading]) -> TarImages:
     place = _tar_place(Path(root), split)
     if place is None:
         names = ", ".join(f"{name}.tar" for name in split_names(split))
@@ -109,7 +95,7 @@ def _open_tars(root: str, split: str, max_pixels: int, skipped: SkipLog | None) 
         labels = numbered(words, classes, str(place))
     tars = sorted({tar for tar, _ in found})
     which, images = [tars.index(tar) for tar, _ in found], [image for _, image in found]
-    return TarImages(tars, which, images, str(place), labels, classes, split == "train", None, max_pixels, skipped)
+    return TarImages(tars, which, images, str(place), labels, classes, split == "train", **reading)
 
 
 def _tar_place(root: Path, split: str) -> Path | None:

@@ -116,7 +116,7 @@ class ValTransform:
         new = (int(self.shorter * old[0] / short), int(self.shorter * old[1] / short))
         left, top = geometry.centre_corner(new, (self.size, self.size))
         image = image.resize(new, self.resampling).crop((left, top, left + self.size, top + self.size))
-        boxes = geometry.centre_crop(geometry.resize(boxes, old, new), new, (self.size, self.size))
+        boxes = geometry.crop(geometry.resize(boxes, old, new), left, top, self.size, self.size)
         return normalised(image, self.values), geometry.drop_empty(boxes)
 
 

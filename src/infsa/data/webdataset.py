@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .decode import MAX_PIXELS
 from .paths import ALIASES, split_names
-from .skipping import SkipLog, numbered
+from .skipping import Reading, SkipLog, numbered
 from .tars import Member, TarImages, members
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -56,8 +56,8 @@ class WebShards(TarImages):
         classes = _classes(named)
         numbers = numbered(texts, classes, origin)
         which, images = [sample.tar for sample in found], [sample.image for sample in found]
-        every_class = split in (None, "train")
-        super().__init__(chosen, which, images, origin, numbers, classes, every_class, None, max_pixels, skipped)
+        reading: Reading = {"max_pixels": max_pixels, "skipped": skipped}
+        super().__init__(chosen, which, images, origin, numbers, classes, split in (None, "train"), **reading)
 
 
 def _classes(texts: list[str]) -> list[str]:

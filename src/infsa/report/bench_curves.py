@@ -50,11 +50,7 @@ def latencies(content: Content) -> Figure | None:
 
 def memories(content: Content) -> Figure | None:
     """Peak memory against resolution."""
-
-    def gibibytes(row: Row) -> float | None:
-        return None if row.get("peak_bytes") is None else row["peak_bytes"] / 2**30
-
-    return _curves(content, gibibytes, "peak memory, GiB, weights included")
+    return _curves(content, lambda row: over(row.get("peak_bytes"), 2**30), "peak memory, GiB, weights included")
 
 
 def speedups(content: Content) -> Figure | None:
@@ -96,7 +92,7 @@ def growth(content: Content) -> Figure | None:
     figure = Figure(figsize=(12.5, 5.2 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, squeeze=False)
     for (title, rows), (left, right) in zip(groups.items(), panels, strict=True):
-        time, memory = series(rows, median), series(rows, lambda row: mebibytes(activation_bytes(row)))
+        time, memory = series(rows, median), series(rows, lambda row: over(activation_bytes(row), 2**20))
         for axes, found, fits in ((left, time, slopes(rows, LARGEST)), (right, memory, memory_slopes(rows))):
             for name in (name for name in VARIANTS if name in found):
                 fitted = fits.get(name)
@@ -114,9 +110,9 @@ def growth(content: Content) -> Figure | None:
     return figure
 
 
-def mebibytes(value: float | None) -> float | None:
-    """Bytes in MiB."""
-    return None if value is None else value / 2**20
+def over(value: float | None, unit: int) -> float | None:
+    """So many bytes in a larger unit."""
+    return None if value is None else value / unit
 
 
 def _guides(axes: Axes) -> None:

@@ -48,6 +48,12 @@ def joules(row: Row) -> float | None:
     return (row.get("energy") or {}).get("joules_per_image")
 
 
+MEASURED: dict[str, Callable[[Row], float | None]] = {
+    "images per second": lambda row: row["images_per_s"],
+    "joules per image, measured": joules,
+}
+
+
 def _bars(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None], title: str) -> None:
     for place, row in enumerate(rows):
         height = value(row)
@@ -71,8 +77,7 @@ def dashboard(content: Content) -> Figure | None:
     bars: dict[str, Callable[[Row], float | None]] = {
         "speed-up over unfused softmax": lambda row: times["softmax-naive"] / median(row),
         "speed-up over the best fused softmax": lambda row: fused and fused / median(row),
-        "images per second": lambda row: row["images_per_s"],
-        "joules per image, measured": joules,
+        **MEASURED,
     }
     bars = {title: value for title, value in bars.items() if any(map(value, rows))}
     figure = Figure(figsize=(3.5 * len(bars), 4.4), layout="constrained")
@@ -115,21 +120,15 @@ def depths(content: Content) -> Figure | None:
     four, deep = (at_1024(content, config) for config in CONFIGS)
     if not four or not deep:
         return None
-    values: dict[str, Callable[[Row], float | None]] = {
-        "images per second": lambda row: row["images_per_s"],
-        "joules per image, measured": joules,
-    }
-    panels = {
-        title: [{name_of(row): value(row) for row in rows} for rows in (four, deep)] for title, value in values.items()
-    }
-    shown = {
-        title: [n for n in VARIANTS if all(half.get(n) is not None for half in both)] for title, both in panels.items()
-    }
-    shown = {title: names for title, names in shown.items() if names}
+    shown = {}
+    for title, value in MEASURED.items():
+        both = [{name_of(row): value(row) for row in rows} for rows in (four, deep)]
+        if names := [name for name in VARIANTS if all(half.get(name) is not None for half in both)]:
+            shown[title] = names, both
     figure = Figure(figsize=(1 + 5 * len(shown), 4.4), layout="constrained")
     columns = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
-    for axes, (title, names) in zip(columns, shown.items(), strict=False):
-        for shift, half, colour, label in zip((-0.2, 0.2), panels[title], (BLUE, ORANGE), CONFIGS, strict=True):
+    for axes, (title, (names, both)) in zip(columns, shown.items(), strict=False):
+        for shift, half, colour, label in zip((-0.2, 0.2), both, (BLUE, ORANGE), CONFIGS, strict=True):
             places = [place + shift for place in range(len(names))]
             axes.bar(places, [half[name] for name in names], 0.38, color=colour, label=label)
         axes.set_xticks(range(len(names)), [VARIANTS[n].label for n in names], rotation=40, ha="right", fontsize=8)

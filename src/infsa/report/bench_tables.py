@@ -125,17 +125,8 @@ def limit_table(content: Content) -> Table:
         ran_out = reason(row) if partial else found["ran_out"] or "nothing: largest tried"
         seconds = number(found.get("limit_seconds"), 2)
         lines.append([*name, side, f"{found['tokens']:,}", ran_out, cap, seconds])
-    columns = [
-        "mechanism",
-        "model",
-        "mode",
-        "largest image",
-        "tokens",
-        "ran out of",
-        "memory cap, GiB",
-        "time limit, s",
-    ]
-    return Table(columns, lines)
+    what = ["largest image", "tokens", "ran out of", "memory cap, GiB", "time limit, s"]
+    return Table(["mechanism", "model", "mode", *what], lines)
 
 
 def check_table(content: Content) -> Table:

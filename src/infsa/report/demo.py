@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..bench.build import build
 from ..bench.cases import NINE, VARIANTS, Case
 from ..bench.timing import calls_for, time_calls
+from ..data import decode
 from ..evaluate import Explanation, area_under, explain, model_input, removal_curves, removal_ranks
 from ..evaluate import align as align_model
 from ..evaluate.perturbation import level_counts
@@ -27,7 +28,7 @@ from ..nn.infsa import split_heads
 from ..ops import energies, linear_weights, pure_attention
 from ..ops.checks import check_gamma
 from ..version import __version__
-from .photographs import example_images, portrait, quarters
+from .photographs import example_images, examples, quarters
 
 GRID, PATCH, WIDTH, HEADS = 14, 16, 64, 4
 SIDE, CELLS, LEVELS = 64, 8, 12  # the shipped models: pixels and patches a side; steps of removal
@@ -68,26 +69,18 @@ class Demo:
                 for name, score in self.centralities.items()
             },
             "alignment": {
-                tokens: {name: asdict(Agreement.of(pairs)) for name, pairs in candidates.items()}
+                tokens: {name: agreement(pairs) for name, pairs in candidates.items()}
                 for tokens, candidates in self.alignment.items()
             },
         }
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Mean and lowest agreement with the Perron vector over the heads."""
-
-    cosine_mean: float
-    cosine_min: float
-    spearman_mean: float
-    spearman_min: float
-
-    @classmethod
-    def of(cls, pairs: list[tuple[float, float]]) -> "Agreement":
-        """Summarise (cosine, Spearman) pairs."""
-        cosines, spearmans = zip(*pairs, strict=True)
-        return cls(sum(cosines) / len(pairs), min(cosines), sum(spearmans) / len(pairs), min(spearmans))
+def agreement(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Mean and lowest (cosine, Spearman) with the Perron vector over the heads."""
+    found: dict[str, float] = {}
+    for name, values in zip(("cosine", "spearman"), zip(*pairs, strict=True), strict=True):
+        found |= {f"{name}_mean": sum(values) / len(values), f"{name}_min": min(values)}
+    return found
 
 
 def top_tokens(scores: Tensor, count: int = 5) -> list[int]:
@@ -97,7 +90,7 @@ def top_tokens(scores: Tensor, count: int = 5) -> list[int]:
 
 def load_image() -> np.ndarray:
     """A photograph that every installation has, cropped square: (H, W, 3)."""
-    image = portrait()
+    image = decode(examples()["Portrait"])
     side = GRID * PATCH
     width, height = image.size
     left = (width - min(width, height)) // 2
@@ -152,10 +145,7 @@ def run_demo(gamma: float = 0.7, seed: int = 0) -> Demo:
         centralities=graphs[0].centralities(),
         identities=_identities(q, k, v, graphs, closed, gamma),
         truncation=[_distance(pure_attention(q, k, v, gamma=gamma, hops=hops), closed) for hops in range(1, 25)],
-        alignment={
-            "tokens as a ViT sees them": align(tied),
-            "centred tokens": align(centred),
-        },
+        alignment={"tokens as a ViT sees them": align(tied), "centred tokens": align(centred)},
         perron=token_graphs(tied, tied, gamma)[0].eigenvector("right"),
         linear=linear_weights(tied, tied)[0, 0],
         spectrum={
@@ -170,11 +160,7 @@ def run_demo(gamma: float = 0.7, seed: int = 0) -> Demo:
             "heads": HEADS,
             "head_width": WIDTH // HEADS,
             "image": "grace_hopper.jpg (matplotlib sample data)",
-            "versions": {
-                "infsa": __version__,
-                "torch": torch.__version__,
-                "matplotlib": matplotlib.__version__,
-            },
+            "versions": {"infsa": __version__, "torch": torch.__version__, "matplotlib": matplotlib.__version__},
         },
     )
 

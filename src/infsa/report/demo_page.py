@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 from ..bench.cases import NINE, VARIANTS
@@ -17,7 +16,7 @@ from .bench_tables import number
 from .demo import GRID, Demo, Models
 from .figures import BLUE, INK, ORANGE, draw_five_tokens
 from .html import Picture, Section, write_page
-from .panels import overlay
+from .panels import overlay, picture, scaled, short
 from .table import Table
 from .training import tidy
 
@@ -64,15 +63,15 @@ def maps_section(models: Models) -> Section:
     """Photographs, predictions and overlays."""
     galleries = []
     for image, found in models.explanations.items():
-        photo = _small(models.images[image])
+        photo = scaled(models.images[image], SHOWN)
         row = [Picture.of(photo, f"photograph: {image}", image)]
         for name, explanation in found.items():
             label, chance = explanation.predictions[0]
             words = f"where {name} looks in the {image}"
-            row.append(Picture.of(overlay(photo, explanation.map), words, f"{name}: {_first(label)}, {chance:.0%}"))
+            row.append(Picture.of(overlay(photo, explanation.map), words, f"{name}: {short(label)}, {chance:.0%}"))
         galleries.append(row)
     rows = [
-        [image, *(f"{_first(one.predictions[0][0])} {one.predictions[0][1]:.0%}" for one in found.values())]
+        [image, *(f"{short(one.predictions[0][0])} {one.predictions[0][1]:.0%}" for one in found.values())]
         for image, found in models.explanations.items()
     ]
     return Section(
@@ -95,19 +94,16 @@ def morf_section(models: Models) -> Section:
         axes.plot(models.removed, curves["map"], color=colour, linewidth=2, label=name)
         axes.plot(models.removed, curves["random order"], "--", color=colour, linewidth=1, alpha=0.7)
     axes.plot([], [], "--", color=INK, linewidth=1, label="random order, same model")
-    axes.set(xlabel="share of patches removed", ylabel="probability / that of the whole image", xlim=(0, 1))
-    axes.set_ylim(0, None)
+    axes.set(xlabel="share of patches removed", ylabel="probability / that of the whole image")
+    axes.set(xlim=(0, 1), ylim=(0, None))
     axes.legend(frameon=False)
     tidy(axes)
+    gains = {name: areas["map"] - areas["random order"] for name, areas in models.areas.items()}
     rows = [
-        [
-            name,
-            *(f"{100 * area:.1f}" for area in areas.values()),
-            f"{100 * (areas['map'] - areas['random order']):+.1f}",
-        ]
+        [name, *(f"{100 * area:.1f}" for area in areas.values()), f"{100 * gains[name]:+.1f}"]
         for name, areas in models.areas.items()
     ]
-    best = max(models.areas, key=lambda name: models.areas[name]["map"] - models.areas[name]["random order"])
+    best = max(gains, key=gains.__getitem__)
     return Section(
         "Do the bright patches matter? Most relevant first (MoRF)",
         f"Against its own random order, the map of {best} gains most here.",
@@ -182,10 +178,7 @@ def speed_section(timing: dict[str, Any]) -> Section:
     axes.legend(frameon=False, fontsize=8, ncols=2)
     tidy(axes)
     growth = {name: times[-1] / times[0] for name, times in timing["milliseconds"].items()}
-    rows = [
-        [name, *(number(time) for time in times), f"{growth[name]:.0f} ×"]
-        for name, times in timing["milliseconds"].items()
-    ]
+    rows = [[name, *map(number, times), f"{growth[name]:.0f} ×"] for name, times in timing["milliseconds"].items()]
     linear, softmax = (VARIANTS[name].label for name in ("infsa_linear", "softmax"))
     return Section(
         "Time over growing images",
@@ -199,24 +192,15 @@ def speed_section(timing: dict[str, Any]) -> Section:
     )
 
 
-def _small(image: Image.Image) -> Image.Image:
-    scale = SHOWN / max(image.size)
-    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-
-
-def _first(label: str) -> str:
-    return label.split(",")[0]
-
-
 def draw_demo(demo: Demo, folder: Path) -> list[Path]:
     """Draw every figure into ``folder`` and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name}.png" for name in ("five-tokens", "centralities", "hops", "alignment")}
-    draw_five_tokens(paths["five-tokens"])
-    draw_centralities(demo, paths["centralities"])
-    draw_hops(demo, paths["hops"])
-    draw_alignment(demo, paths["alignment"])
-    return list(paths.values())
+    paths = [folder / "five-tokens.png"]
+    draw_five_tokens(paths[0])
+    for name, draw in {"centralities": draw_centralities, "hops": draw_hops, "alignment": draw_alignment}.items():
+        paths.append(folder / f"{name}.png")
+        draw(demo, paths[-1])
+    return paths
 
 
 def _heatmap(scores: Tensor) -> np.ndarray:
@@ -230,13 +214,9 @@ def draw_centralities(demo: Demo, path: Path) -> None:
     maps = {title: demo.centralities[name] for name, title in TITLES.items()}
     maps["Linear-InfSA a (tied layer)"] = demo.linear
     figure = Figure(figsize=(11, 6), layout="constrained")
-    axes = figure.subplots(2, 4).flat
-    panel = next(axes)
-    panel.imshow(demo.image)
-    panel.set_title("image, 14 × 14 tokens", fontsize=11)
-    panel.axis("off")
-    for title, scores in maps.items():
-        panel = next(axes)
+    first, *panels = figure.subplots(2, 4).flat
+    picture(first, demo.image, "image, 14 × 14 tokens", 11)
+    for panel, (title, scores) in zip(panels, maps.items(), strict=True):
         panel.imshow(demo.image.mean(-1), cmap="gray", alpha=0.9)
         side = demo.image.shape[0]
         panel.imshow(_heatmap(scores), cmap="inferno", alpha=0.65, extent=(0, side, side, 0))
@@ -254,9 +234,7 @@ def draw_hops(demo: Demo, path: Path) -> None:
     panel = figure.subplots()
     panel.semilogy(hops, demo.truncation, "o-", color="#0072B2", label="measured: K hops against the closed form")
     panel.semilogy(hops, gamma**hops, "--", color="#D55E00", label=f"$\\gamma^K$, $\\gamma$ = {gamma}")
-    panel.set_xlabel("hops K")
-    panel.set_ylabel("relative distance")
-    panel.set_title("The Neumann series converges")
+    panel.set(xlabel="hops K", ylabel="relative distance", title="The Neumann series converges")
     panel.grid(alpha=0.3)
     panel.legend(frameon=False)
     figure.savefig(path, dpi=110)
@@ -270,9 +248,7 @@ def draw_alignment(demo: Demo, path: Path) -> None:
     left.scatter(v, a, s=14, color="#0072B2", alpha=0.7, edgecolor="none")
     limit = 1.05 * float(max(a.max(), v.max()))
     left.plot([0, limit], [0, limit], "--", color="gray", linewidth=1)
-    left.set_xlabel("Perron vector (true)")
-    left.set_ylabel("Linear-InfSA a")
-    left.set_title("head 0, one point per token")
+    left.set(xlabel="Perron vector (true)", ylabel="Linear-InfSA a", title="head 0, one point per token")
     for panel, (tokens, candidates) in zip(others, demo.alignment.items(), strict=True):
         _draw_candidates(panel, candidates)
         panel.set_title(tokens)

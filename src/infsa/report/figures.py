@@ -1,6 +1,7 @@
 """Figures of the documentation, drawn with matplotlib's object interface: no window, no global state."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,6 +10,7 @@ from matplotlib.path import Path as Curve
 
 from infsa.graph import AttentionGraph, five_token_graph
 
+Place = tuple[float, float]  # x, y
 # Okabe-Ito: told apart by every kind of colour vision, and in grey
 INK, GREY, BLUE, ORANGE, RED = "#222222", "#B8BCC2", "#0072B2", "#E69F00", "#D55E00"
 TOKEN_COLOURS = (ORANGE, GREY, GREY, GREY, BLUE)
@@ -43,10 +45,7 @@ def _draw_matrix(axes: Axes, graph: AttentionGraph) -> None:
         for j, weight in enumerate(row):
             colour = "white" if weight > 0.4 else INK
             axes.text(j, i, f"{weight:.2f}" if weight > 0 else "·", ha="center", va="center", color=colour)
-    axes.set_xticks(range(5))
-    axes.set_yticks(range(5))
-    axes.set_xlabel("attended token")
-    axes.set_ylabel("attending token")
+    axes.set(xticks=range(5), yticks=range(5), xlabel="attended token", ylabel="attending token")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     _title(axes, r"Attention matrix $\hat{A}$,  $\|\hat{A}\|_F = 1$")
@@ -77,15 +76,7 @@ def _draw_chain(axes: Axes, graph: AttentionGraph) -> None:
     _title(axes, r"Absorbing chain $M = 0.7\,\hat{A}$  (dashed: absorption $R_i$)")
 
 
-def _arrow(
-    axes: Axes,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    chance: float,
-    bend: float,
-    colour: str,
-    dashes: str | tuple[int, tuple[int, int]],
-) -> None:
+def _arrow(axes: Axes, start: Place, end: Place, chance: float, bend: float, colour: str, dashes: Any) -> None:
     away = 1 if colour == RED else 15.5  # points left free before the end: none at a box, a radius at a token
     arrow = FancyArrowPatch(
         start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", shrinkA=15.5, shrinkB=away
@@ -95,7 +86,7 @@ def _arrow(
     axes.add_patch(arrow)
 
 
-def _loop(axes: Axes, place: tuple[float, float], chance: float) -> None:
+def _loop(axes: Axes, place: Place, chance: float) -> None:
     x, y = place
     ends = (x + 0.3, y + 0.14), (x + 1.05, y + 0.5), (x + 1.05, y - 0.5), (x + 0.33, y - 0.14)
     loop = FancyArrowPatch(path=Curve(ends, [Curve.MOVETO] + 3 * [Curve.CURVE4]), arrowstyle="-|>")

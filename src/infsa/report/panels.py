@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -39,7 +40,7 @@ def overlay(image: Image.Image, scores: NDArray[np.float32], opacity: float = OP
 
 def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path: str | Path, title: str = "") -> None:
     """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts."""
-    image = _small(image)
+    image = scaled(image, min(SHOWN, max(image.size)))
     columns = 1 + len(explanations)
     tall = image.height / image.width
     figure = Figure(figsize=(3 * columns, 6 * min(max(tall, 0.4), 2.0) + 1.1), layout="constrained")
@@ -55,15 +56,19 @@ def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path
     figure.savefig(path, dpi=110)
 
 
-def _small(image: Image.Image) -> Image.Image:
-    scale = SHOWN / max(image.size)
-    if scale >= 1:
-        return image
-    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+def scaled(image: Image.Image, longest: int, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
+    """A copy whose longer side has so many pixels."""
+    scale = longest / max(image.size)
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), how)
 
 
-def picture(axes: Axes, image: Image.Image, title: str) -> None:
+def picture(axes: Axes, image: Any, title: str, fontsize: int = 9) -> None:
     """Show an image with a title and without axes."""
     axes.imshow(np.asarray(image))
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=fontsize)
     axes.axis("off")
+
+
+def short(label: str) -> str:
+    """The first of the names of a class."""
+    return label.split(",")[0]

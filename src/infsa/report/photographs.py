@@ -1,50 +1,51 @@
 """Photographs that come with installed packages, and how sharply models look at them."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from matplotlib import cbook
 from PIL import Image
 
+from ..data import decode
 from ..models.presets import SHIPPED
 
-SKIMAGE = {"cat": "chelsea.png", "rocket": "rocket.jpg", "coffee": "coffee.png"}
+INSTALLED = {  # name: package and the place of the file in it
+    "Cat": ("skimage", "data/chelsea.png"),
+    "Rocket": ("skimage", "data/rocket.jpg"),
+    "Coffee": ("skimage", "data/coffee.png"),
+    "Portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+    "Temple": ("sklearn", "datasets/images/china.jpg"),
+    "Flower": ("sklearn", "datasets/images/flower.jpg"),
+}
+CERTAIN = ("portrait", "temple", "flower")
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """A file as RGB."""
-    with Image.open(path) as image:
-        return image.convert("RGB")
+def examples(places: dict[str, tuple[str, str]] = INSTALLED) -> dict[str, Path]:
+    """Real images that come with installed packages, by name; one of matplotlib's is always there.
 
-
-def portrait() -> Image.Image:
-    """Matplotlib's photograph of Grace Hopper."""
-    return open_image(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)))
-
-
-def certain_images() -> dict[str, Image.Image]:
-    """The photographs of matplotlib and scikit-learn."""
-    from sklearn.datasets import load_sample_images
-
-    temple, flower = (Image.fromarray(pixels) for pixels in load_sample_images().images)
-    return {"portrait": portrait(), "temple": temple, "flower": flower}
+    Example:
+        >>> examples()["Portrait"].name
+        'grace_hopper.jpg'
+    """
+    found = {}
+    for name, (package, inside) in places.items():
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None and (path := Path(spec.origin).parent / inside).is_file():
+            found[name] = path
+    return found
 
 
 def example_images() -> dict[str, Image.Image]:
     """Photographs of matplotlib, scikit-learn and scikit-image, as far as these are installed."""
-    found: dict[str, Image.Image] = {}
-    try:
-        import skimage
+    return {name.lower(): decode(path) for name, path in examples().items()}
 
-        folder = Path(skimage.__file__).parent / "data"
-        found = {name: open_image(folder / file) for name, file in SKIMAGE.items() if (folder / file).exists()}
-    except ImportError:
-        pass
-    try:
-        found |= certain_images()
-    except ImportError:
-        found["portrait"] = portrait()
-    return found
+
+def certain_images() -> dict[str, Image.Image]:
+    """The photographs of matplotlib and scikit-learn."""
+    import sklearn  # noqa: F401 (without it there are none)
+
+    found = example_images()
+    return {name: found[name] for name in CERTAIN}
 
 
 def quarters(image: Image.Image) -> list[Image.Image]:

@@ -31,25 +31,19 @@ def count(value: Summary) -> str:
 
 def removal_table(summary: Summary, fill: str) -> Table:
     """MoRF and LeRF of every group and method under one fill, in percent."""
-    columns = [
-        "model",
-        "runs",
-        "images",
-        "top-1",
-        "map",
-        "MoRF-AOC",
-        "random order",
-        "minus random",
-        "LeRF-AUC",
-        "ABPC",
-    ]
+    areas = ["MoRF-AOC", "random order", "minus random", "LeRF-AUC", "ABPC"]
+    columns = ["model", "runs", "images", "top-1", "map", *areas]
     rows = []
     for name, group in summary["groups"].items():
         removal = group["removal"][fill]
         fixed = [name, str(group["runs"]), count(removal["kept"]), cell(removal["top1"])]
         for method, found in removal["methods"].items():
-            areas = [found["aoc"], removal["random"]["aoc"], found["aoc_over_random"], found["lerf_auc"], found["abpc"]]
-            rows.append([*fixed, method, *(cell(area) for area in areas)])
+            values = (
+                found["aoc"],
+                removal["random"]["aoc"],
+                *(found[key] for key in ("aoc_over_random", "lerf_auc", "abpc")),
+            )
+            rows.append([*fixed, method, *map(cell, values)])
         if not removal["methods"]:
             rows.append([*fixed, *["–"] * (len(columns) - len(fixed))])
     return Table(columns, rows)
