@@ -26,7 +26,7 @@ from pages.high_resolution import accuracy_figure, page_tables
 from pages.marks import write_tables
 
 from infsa.bench.memory import cap_memory
-from infsa.data.megapixel import MegapixelDigits
+from infsa.data import MegapixelDigits
 from infsa.evaluate import load_model
 from infsa.files import read_json, write_json
 from infsa.provenance import provenance

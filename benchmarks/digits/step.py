@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from infsa.data.megapixel import MegapixelDigits
+from infsa.data import MegapixelDigits
 from infsa.models import InfViT
 
 from .model import predict

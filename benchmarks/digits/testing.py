@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from infsa.data import MegapixelDigits
 from infsa.data.boxes import patch_coverage
-from infsa.data.megapixel import MegapixelDigits
 from infsa.models import InfViT
 
 from .model import predict, shrunk

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from infsa.bench.energy import find_meter, open_gpu
-from infsa.data.megapixel import MegapixelDigits
+from infsa.data import MegapixelDigits
 from infsa.data.order import Order
 from infsa.models import InfViT, read_weights, save_weights
 from infsa.provenance import provenance

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.nn import functional as F
 
-from infsa.data.megapixel import MegapixelDigits
+from infsa.data import MegapixelDigits
 from infsa.report.figures import BLUE, GREY, INK, ORANGE, RED
 from infsa.report.table import Table
 

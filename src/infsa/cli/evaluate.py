@@ -126,10 +126,11 @@ def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
     """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
     from ..evaluate.held_out import run_of
     from ..files import read_json
+    from ..train.recipe import ANSWERS_OF_PLACE
 
     run = run_of(source)
     recipe: dict[str, Any] = read_json(run / "recipe.json") if run is not None else {"data": None}
-    if data.partition(":")[0] != "megapixel-digits" or recipe["data"] != data:
+    if data.partition(":")[0] not in ANSWERS_OF_PLACE or recipe["data"] != data:
         return {}
     return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
 
