@@ -1,108 +1,104 @@
 """Does it learn at high resolution? Train one small model with several mechanisms on megapixel digits.
 
-    python benchmarks/high_resolution.py train linear softmax --mnist MNIST --out runs/hr --seconds 240
-    python benchmarks/high_resolution.py collect runs/hr               # results/high-resolution-h200.json
+    python benchmarks/high_resolution.py train all --mnist MNIST --out runs/hr --limit 560
+    python benchmarks/high_resolution.py train softmax --choose --set lr=0.002 --mnist MNIST --out runs/hr
     python benchmarks/high_resolution.py document --mnist MNIST   # figure and tables of docs/high-resolution.md
 
-Every run has the same stem, width, depth and GPU seconds: the speed of its first steps decides how many epochs fit, and
-is part of the result. Runs at 1500² grow: the same 5,000 sets of digits are first shown on smaller canvases, at other
-places in every epoch. Each run writes NAME.json and its model, the folder NAME, from which others may start. The parts
-are in benchmarks/digits; the tables and the figure in benchmarks/pages/high_resolution.py.
+The rows are in benchmarks/digits/runs.py. Those of one side have the same width, depth and GPU seconds: the speed of a
+run's first steps decides how many epochs fit, and is part of the result. Runs at 1500² grow: the same 5,000 sets of
+digits are first shown on smaller canvases, at other places in every epoch.
+
+A finished row is written to the results at once and not measured again, so that a command that was stopped goes on with
+the next row; ``--limit`` begins no row that would not end in time. Models from which others start are kept in the
+folder ``--out``. ``--choose`` measures on training digits that were held out, in place of the test's, for settings to
+be chosen by.
 """
 
 import dataclasses
-import functools
 import json
-import resource
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from digits.runs import RUNS
+from digits.choosing import write_choice
+from digits.runs import RUNS, Run
 from digits.training import train_run
-from pages.high_resolution import accuracy_figure, page_tables
+from pages.high_resolution import accuracy_figure, page_tables, short_table
 from pages.marks import write_tables
 
-from infsa.bench.memory import cap_memory
-from infsa.data.megapixel import MegapixelDigits
-from infsa.evaluate import load_model
-from infsa.files import read_json, write_json
-from infsa.provenance import provenance
-from infsa.streaming import stream_backward
+from infsa.files import read_json, write_atomically
 
 app = typer.Typer(add_completion=False)
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "high-resolution-h200.json"
+BESIDES = 60  # seconds that a row takes besides its training, at most: start, tests, maps
 
 
 @app.command()
 def train(
     names: list[str],
     mnist: Annotated[str, typer.Option(help="Folder of MNIST's files.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results.")],
-    seconds: Annotated[float, typer.Option(help="Of training, for each run.")] = 240,
+    out: Annotated[Path, typer.Option(help="Folder for models that others start from.")],
+    to: Annotated[Path, typer.Option(help="File of the results.")] = RESULTS,
+    seconds: Annotated[float, typer.Option(help="Of training, for each row; 0: its own.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds for all rows; 0: no limit.")] = 0,
     length: Annotated[int, typer.Option(help="Training images.")] = 5000,
     maps: Annotated[bool, typer.Option(help="Judge where the maps lie.")] = True,
-    change: Annotated[list[str] | None, typer.Option("--set", help="field=value of every run.")] = None,
+    choose: Annotated[bool, typer.Option(help="Measure on held-out training digits.")] = False,
+    change: Annotated[list[str] | None, typer.Option("--set", help="field=value of every row.")] = None,
 ) -> None:
-    """Train the named runs, one after the other; a run that fails does not stop the others."""
+    """Train the named rows, or all, that were not measured yet; one that fails does not stop the others."""
+    fields = {key: _value(value) for key, value in (pair.split("=", 1) for pair in change or [])}
+    if unknown := [name for name in names if name not in (*RUNS, "all")]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no row; rows are all, {', '.join(RUNS)}")
+    if change and not choose and to == RESULTS:
+        raise typer.BadParameter("a row with other settings needs --choose, or a file of its own with --to")
     out.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        fields = {key: _value(value) for key, value in (pair.split("=", 1) for pair in change or [])}
-        began = time.perf_counter()
-        try:
-            result = train_run(name, dataclasses.replace(RUNS[name], **fields), mnist, out, seconds, length, maps)
-            write_json(result, out / f"{name}.json")
-            scores = "  ".join(f"{key} {value:.1%}" for key, value in result["test"].items())
-            print(f"{name}: {scores}  {time.perf_counter() - began:.0f} s", flush=True)
-        except Exception as error:  # the runs after it are worth having
-            print(f"{name}: {type(error).__name__}: {error}", flush=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    if choose:
+        write_choice(mnist, out / "choice")
+    digits, began = str(out / "choice") if choose else mnist, time.perf_counter()
+    for name in RUNS if "all" in names else names:
+        run = dataclasses.replace(RUNS[name], **fields)
+        row = f"{name} chosen by {', '.join(change or ['nothing'])}" if choose else name
+        planned = seconds or run.seconds
+        if row in read_results(to):
+            print(f"{row}: measured before", flush=True)
+        elif limit and time.perf_counter() - began + planned + BESIDES > limit:
+            print(f"{row}: no time left, takes {planned + BESIDES:.0f} s", flush=True)
+        else:
+            _measure(row, name, run, digits, out, to, planned, length, maps)
+    print(short_table(read_results(to)), flush=True)
 
 
-@app.command()
-def stream(
-    model: Path, mnist: str, to: Path, side: int = 6000, steps: int = 8, gibibytes: float = 4, seconds: float = 60
+def _measure(
+    row: str, name: str, run: Run, digits: str, out: Path, to: Path, seconds: float, length: int, maps: bool
 ) -> None:
-    """Train on single images by streaming, within a fixed memory: the GPU's where there is one, else the process's."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    limit = int(gibibytes * 2**30)
-    if device.type == "cuda":
-        cap_memory(device, limit)
-    network = load_model(model, device)
-    data = MegapixelDigits(mnist, "train", side=side, length=steps)
-    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-4)
-    rows: list[dict[str, Any]] = []
+    """Train one row and add it to the results."""
     began = time.perf_counter()
-    for index in range(steps):
-        image, answers, _ = data.compose(torch.tensor([index]))
-        loss = functools.partial(data.tasks.loss, targets=data.tasks.targets(answers).to(device))
-        options: dict[str, Any] = {} if device.type == "cuda" else {"memory": limit}
-        since = time.perf_counter()
-        found = stream_backward(network, image[0].float() / 255, loss, tile=1024, **options)
-        optimizer.step()
-        optimizer.zero_grad()
-        rows.append({"seconds": time.perf_counter() - since, "loss": float(found.loss), "strategy": found.strategy})
-        print(f"streamed {side}²: {rows[-1]}", flush=True)
-        if time.perf_counter() - began > seconds:
-            break
-    peak = torch.cuda.max_memory_reserved() if device.type == "cuda" else 1024 * resource.getrusage(0).ru_maxrss
-    made = {"side": side, "limit": limit, "peak_bytes": peak, "steps": rows, "made_with": provenance(device)}
-    write_json(made, to)
+    try:
+        found = train_run(name, run, digits, out, seconds, length, maps)
+        example = found.pop("example", [])
+        if example and name in ("linear", "softmax", "pure", "mean", "flatten"):  # those of the figure
+            found["example"] = example[-1:]
+        add_result(row, found | {"wall_seconds": time.perf_counter() - began}, to)
+    except Exception as error:  # the rows after it are worth having
+        print(f"{row}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", flush=True)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
-@app.command()
-def collect(out: Path, to: Path = RESULTS) -> None:
-    """Put the results of all runs in a folder into one file, beside those that it has; of the maps, the last."""
-    found = read_json(to) if to.exists() else {}
-    for path in sorted(out.glob("*.json")):
-        row = read_json(path)
-        found[path.stem] = row | ({"example": row["example"][-1:]} if "example" in row else {})
+def read_results(path: Path) -> dict[str, Any]:
+    """The rows measured so far."""
+    return read_json(path) if path.exists() else {}
+
+
+def add_result(name: str, row: dict[str, Any], to: Path) -> None:
+    """Add a row to a file, numbers with six digits."""
+    found = read_results(to) | {name: row}
     text = json.dumps(json.loads(json.dumps(found), parse_float=lambda number: float(f"{float(number):.6g}")))
-    to.write_text(text + "\n", encoding="utf-8")
+    write_atomically(to, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
 
 @app.command()

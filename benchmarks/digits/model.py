@@ -8,16 +8,17 @@ from torch.nn import functional as F
 
 from infsa.models import InfViT
 
-from .runs import Run
+from .runs import DATA, Run
 
 
 def build(run: Run, device: torch.device) -> InfViT:
-    """The model of a run: one grey channel, forty outputs."""
+    """The model of a run: one grey channel, and as many outputs as its data has answers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         decayed = {"gamma": run.gamma} if run.attention in ("infsa_linear", "infsa_pure", "mean", "energy") else {}
+        outputs = DATA[run.data].tasks.outputs
         model = InfViT(
-            img_size=run.shown or run.side, patch_size=run.patch, in_chans=1, num_classes=40, stem=run.stem,
+            img_size=run.shown or run.side, patch_size=run.patch, in_chans=1, num_classes=outputs, stem=run.stem,
             embed_dim=run.dim, depth=run.depth, num_heads=run.heads, mlp_ratio=run.mlp_ratio, attention=run.attention,
             attention_options=dict(run.options), pos_embed="learn", global_pool=run.pool, dynamic_img_pad=True,
             **decayed,

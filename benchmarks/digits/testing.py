@@ -8,32 +8,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from infsa.data.boxes import patch_coverage
-from infsa.data.megapixel import MegapixelDigits
 from infsa.models import InfViT
 
 from .model import predict, shrunk
 from .runs import Run
+from .step import Digits, as_rows
 
 MAPPED = 32  # test images whose maps are judged
 
 
 @torch.no_grad()
-def accuracy(model: InfViT, run: Run, data: MegapixelDigits, batch: int, device: torch.device) -> dict[str, float]:
+def accuracy(model: InfViT, run: Run, data: Digits, batch: int, device: torch.device) -> dict[str, float]:
     """The share of test images that each task has right, and of the bits of the last."""
     model.eval()
     total, bits = torch.zeros(len(data.tasks), device=device), torch.zeros((), device=device)
+    *_, last = data.tasks
     for indices in torch.arange(len(data), device=device).split(2 * batch):
         images, answers, _ = data.compose(indices)
-        logits = predict(model, run, images)
-        total += data.tasks.hits(logits, answers).sum(0)
-        bits += ((logits[:, -10:] > 0) == (answers[:, -10:] > 0)).float().mean(-1).sum()
+        logits, rows = predict(model, run, images), as_rows(answers, data.tasks)
+        total += data.tasks.hits(logits, rows).sum(0)
+        own, wanted = (data.tasks.split(both)[-1] > 0 for both in (logits, rows))
+        bits += (own == wanted).float().mean(-1).sum()
     model.train()
-    shares = (torch.cat([total, bits[None]]) / len(data)).tolist()
-    return dict(zip([*(task.name for task in data.tasks), "multi_bits"], shares, strict=True))
+    shares = dict(zip((task.name for task in data.tasks), (total / len(data)).tolist(), strict=True))
+    return shares | ({f"{last.name}_bits": float(bits) / len(data)} if last.multilabel else {})
 
 
 @torch.no_grad()
-def judge_maps(model: InfViT, run: Run, data: MegapixelDigits, device: torch.device) -> tuple[Any, Any]:
+def judge_maps(model: InfViT, run: Run, data: Digits, device: torch.device) -> tuple[Any, Any]:
     """Where each layer's map lies: its mass and its five highest peaks on the digits; and the maps of image 0."""
     model.eval()
     found, example = {}, []

@@ -12,18 +12,19 @@ import numpy as np
 import torch
 
 from infsa.bench.energy import find_meter, open_gpu
-from infsa.data.megapixel import MegapixelDigits
 from infsa.data.order import Order
 from infsa.models import InfViT, read_weights, save_weights
 from infsa.provenance import provenance
 
 from .model import build
-from .runs import Run
-from .step import Step
+from .runs import DATA, Run
+from .step import Digits, Step
+from .streamed import streamed_steps
 from .testing import accuracy, judge_maps
 
 MARKS = 4  # times in a stage that accuracy is measured
 TRIAL = 20  # steps at the beginning of a stage, whose time decides how many epochs it has
+LARGEST_MAPPED = 1500  # side of the images whose maps are judged
 TOGETHER = 4  # steps whose images are made at once
 
 
@@ -61,13 +62,17 @@ class Training:
         self.name, self.run, self.mnist, self.out = name, run, mnist, out
         self.seconds, self.length = seconds, length
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.test = MegapixelDigits(mnist, "val", side=run.side, length=min(run.tested, length), seed=run.seed)
+        self.test = self.images("val", side=run.side, length=min(run.tested, length))
         self.model = self.begin()
         self.step = Step(run, self.model, self.device)
         self.history: list[dict[str, Any]] = []
         self.stages: list[dict[str, Any]] = []
         self.done = 0.0  # share of the run
         self.began = time.perf_counter()
+
+    def images(self, split: str, **options: Any) -> Digits:
+        """The data of the run."""
+        return DATA[self.run.data](self.mnist, split, seed=self.run.seed, **options)
 
     def begin(self) -> InfViT:
         """The model, with the weights of the run that this one starts from."""
@@ -84,10 +89,14 @@ class Training:
     def stage(self, number: int) -> None:
         """Train one stage: time the first steps, then take as many as fit."""
         side, noise, batch, share = self.run.stages[number]
-        shown: dict[str, Any] = {"side": side, "noise": noise, "seed": self.run.seed}
-        options: dict[str, Any] = {"length": self.length, "augment": self.run.augment, "scatter": self.run.scatter}
-        data = MegapixelDigits(self.mnist, "train", **options, **shown)
-        here = MegapixelDigits(self.mnist, "val", length=min(1000, self.length), **shown)
+        shown: dict[str, Any] = {"side": side, "noise": noise}
+        options: dict[str, Any] = {
+            "augment": self.run.augment,
+            "scatter": self.run.scatter,
+            "endless": self.run.endless,
+        }
+        data = self.images("train", length=self.length, **options, **shown)
+        here = self.images("val", length=min(1000, self.length), **shown)
         order = Order(len(data), batch, self.run.seed)
         self.step.begin(data, batch)
         go = functools.partial(take_steps, self.step, order, 1000 * number, self.done, share)
@@ -114,7 +123,7 @@ class Training:
         self.stages[-1]["seconds"] = time.perf_counter() - stage_began
         self.done += share
 
-    def measure(self, number: int, mark: int, epoch: float, steps: int, here: MegapixelDigits) -> None:
+    def measure(self, number: int, mark: int, epoch: float, steps: int, here: Digits) -> None:
         """Accuracy at a mark of a stage: at the side of the stage, and near the end of the run at its own."""
         side, _, batch, _ = self.run.stages[number]
         means = (self.step.totals / max(1, steps)).tolist()
@@ -139,11 +148,9 @@ class Training:
             if self.run.keep:
                 save_weights(self.model, self.out / self.name)
             for side, images in self.run.beyond:
-                larger = MegapixelDigits(
-                    self.mnist, "val", side=side, length=min(images, self.length), seed=self.run.seed
-                )
+                larger = self.images("val", side=side, length=min(images, self.length))
                 found.setdefault("beyond", {})[side] = accuracy(self.model, self.run, larger, 2, self.device)
-            if maps:
+            if maps and self.run.side <= LARGEST_MAPPED and self.run.data == "megapixel-digits":
                 found["maps"], found["example"] = judge_maps(self.model, self.run, self.test, self.device)
         except (ValueError, RuntimeError) as error:
             found["maps"] = str(error).splitlines()[0]
@@ -160,7 +167,15 @@ def train_run(name: str, run: Run, mnist: str, out: Path, seconds: float, length
     gpu = open_gpu(device) if cuda else ""
     meter = None if isinstance(gpu, str) else find_meter(device, gpu)
     training.began, joules = time.perf_counter(), meter.joules() if meter else 0.0
-    for number in range(len(run.stages)):
+    if run.streamed:
+        before = accuracy(training.model, run, training.test, run.stages[-1][2], device)
+        training.began = time.perf_counter()
+        row = streamed_steps(run, training.model, training.images("train", side=run.side, length=length), seconds)
+        training.stages.append(row)
+        after = accuracy(training.model, run, training.test, run.stages[-1][2], device)
+        training.history += [{"stage": 0, "seconds": 0.0, "here": before, "test": before}]
+        training.history += [{"stage": 0, "seconds": row["seconds"], "here": after, "test": after}]
+    for number in range(0 if run.streamed else len(run.stages)):
         training.stage(number)
     result = {
         "run": dataclasses.asdict(run),
@@ -168,7 +183,7 @@ def train_run(name: str, run: Run, mnist: str, out: Path, seconds: float, length
         "stages": training.stages,
         "seconds": training.elapsed(),
         "joules": meter.joules() - joules if meter else None,
-        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "peak_bytes": training.stages[-1].get("peak_bytes", torch.cuda.max_memory_allocated()) if cuda else None,
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "test": training.history[-1]["test"],
         "history": training.history,

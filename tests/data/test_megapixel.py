@@ -113,6 +113,13 @@ def test_augmentation_changes_pixels_and_no_answer():
     assert torch.equal(images, again)
 
 
+def test_augmentation_leaves_digits_apart():
+    dataset = MegapixelDigits(side=200, noise=0, length=400, augment=1.0)
+    boxes = dataset.compose(torch.arange(400))[2]
+    gaps = (boxes[:, :, None, :2] - boxes[:, None, :, :2]).abs().amax(-1)
+    assert (gaps[:, ~torch.eye(5, dtype=bool)] >= 28).all()
+
+
 def test_validation_is_always_the_same():
     changed = MegapixelDigits(split="val", **SMALL, augment=1.0, scatter=True, endless=True)
     here, later = (changed.compose(torch.arange(4), epoch)[0] for epoch in (0, 5))

@@ -4,16 +4,31 @@ import dataclasses
 
 import pytest
 import torch
-from digits.model import smooth_waves
-from digits.runs import RUNS, Run
+from digits.model import build, predict, smooth_waves
+from digits.runs import DATA, RUNS, Run
+from digits.step import as_rows, weighted_loss
 from digits.testing import highest
 from digits.training import rate_at, train_run
+
+from infsa.data.mnist import read_digits
+from infsa.files import read_json
+from tests.data.test_megapixel import write_mnist
+from tests.scripts import load_script
 
 
 def test_the_rate_rises_stays_and_falls_to_zero():
     run = Run(lr=2.0, warmup=0.1, flat=0.5)
     shown = [rate_at(run, done) for done in (0.0, 0.05, 0.1, 0.5, 0.75, 1.0)]
     assert shown == pytest.approx([0.0, 1.0, 2.0, 2.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_starts_from_one_before_it_that_is_kept(name):
+    start = RUNS[name].start
+    if start:
+        assert list(RUNS).index(start) < list(RUNS).index(name)
+        assert (RUNS[start].seed, RUNS[start].attention) == (RUNS[name].seed, RUNS[name].attention)
+        assert RUNS[start].keep or name == "linear-3000"  # measured before its start was kept
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -43,3 +58,97 @@ def test_a_short_run_reports_what_the_page_shows(tmp_path):
     assert list(found["maps"]) == ["layer 1", "layer 2"]
     assert list(found["beyond"]) == [180]
     assert (tmp_path / "linear").exists()
+
+
+TINY = {"dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 1.0, "tested": 2, "beyond": ()}
+BELOW = {1500: 176, 3000: 184, 6000: 200, 4000: 232}
+
+
+def tiny(run):
+    """The same run on images of some pixels."""
+    side = BELOW[run.side]
+    return dataclasses.replace(
+        run, **TINY, side=side, stages=((side, 1, 2, 1.0),), shown=min(run.shown, 48), seconds=0.1
+    )
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """The script, with tiny runs."""
+    script = load_script("high_resolution")
+    monkeypatch.setattr(script, "RUNS", {name: tiny(run) for name, run in RUNS.items()})
+    return script
+
+
+def measure(script, tmp_path, names, **options):
+    """Train rows; returns the results and the file."""
+    usual = {"mnist": str(tmp_path / "mnist"), "out": tmp_path / "out", "to": tmp_path / "found.json", "length": 4}
+    if not (tmp_path / "mnist").exists():
+        write_mnist(tmp_path / "mnist", packed=False, count=120)
+    defaults = {"seconds": 0, "limit": 0, "maps": True, "choose": False, "change": None}
+    script.train(names, **(usual | defaults | options))
+    return read_json(usual["to"]) if usual["to"].exists() else {}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_row_learns_from_its_data(name):
+    run = tiny(RUNS[name])
+    data = DATA[run.data](side=run.side, noise=1, length=2)
+    images, answers, _ = data.compose(torch.arange(2))
+    model = build(run, torch.device("cpu"))
+    rows = as_rows(answers, data.tasks)
+    assert rows.shape == (2, data.tasks.outputs)
+    weighted_loss(run, data.tasks, predict(model, run, images), rows).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+def test_rows_are_measured_once_and_in_order(study, tmp_path, capsys):
+    names = ["linear", "linear@1", "mlla", "linear-streamed@1", "linear-sums"]
+    found = measure(study, tmp_path, names)
+    assert list(found) == names, capsys.readouterr().out
+    for name, row in found.items():
+        tasks = {"sum"} if name.endswith("sums") else {"majority", "max", "top", "multi", "multi_bits"}
+        assert set(row["test"]) == tasks
+        assert row["wall_seconds"] > 0
+        assert ("example" in row) == (name == "linear")
+    assert isinstance(found["linear@1"]["maps"], dict)
+    assert "no attention map" in found["mlla"]["maps"]
+    assert found["linear-streamed@1"]["stages"][0]["strategy"] in ("spill", "recompute")
+    assert "measured before" not in capsys.readouterr().out
+    assert measure(study, tmp_path, names) == found
+    told = capsys.readouterr().out
+    assert told.count("measured before") == len(names)
+    assert told.splitlines()[-1].startswith("linear-sums")
+
+
+def test_a_row_that_fails_or_has_no_time_leaves_the_others(study, tmp_path, capsys):
+    study.RUNS["mean"] = dataclasses.replace(study.RUNS["mean"], seconds=600)
+    found = measure(study, tmp_path, ["linear-3000@1", "mean", "linear-patches"], limit=500)
+    assert list(found) == ["linear-patches"]  # the first has nothing to start from
+    told = capsys.readouterr().out
+    assert "linear-3000@1: FileNotFoundError" in told
+    assert "mean: no time left" in told
+
+
+def test_choices_are_made_on_held_out_training_digits(study, tmp_path):
+    found = measure(study, tmp_path, ["linear"], choose=True, change=["lr=0.002"])
+    assert list(found) == ["linear chosen by lr=0.002"]
+    assert found["linear chosen by lr=0.002"]["run"]["lr"] == 0.002
+    whole, kept, held = (
+        {one.tobytes() for one in read_digits(folder, split).pixels}
+        for folder, split in (
+            (tmp_path / "mnist", "train"),
+            (tmp_path / "out" / "choice", "train"),
+            (tmp_path / "out" / "choice", "val"),
+        )
+    )
+    assert kept | held == whole
+    assert not kept & held
+    assert len(held) == 20
+
+
+def test_other_settings_do_not_enter_the_committed_results(study, tmp_path):
+    with pytest.raises(study.typer.BadParameter, match="needs --choose"):
+        measure(study, tmp_path, ["linear"], to=study.RESULTS, change=["lr=0.002"])
+    with pytest.raises(study.typer.BadParameter, match="'other' is no row"):
+        measure(study, tmp_path, ["other"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infsa.cli.evaluate import drawn_as_trained
-from infsa.data import MegapixelDigits
+from infsa.data import DigitSums, MegapixelDigits
 from infsa.evaluate import evaluate_model, load_model
 from infsa.evaluate.maps import model_tasks
 from infsa.evaluate.predictions import predict_files
@@ -78,6 +78,24 @@ def test_predictions_answer_every_task(run, tmp_path):
         "multi",
     ]
     assert [sum(shares[start : start + 10]) for start in (0, 10, 20)] == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_sums_are_trained_evaluated_and_predicted_as_one_task(tmp_path):
+    options = {"length": 24, "noise": 2, "side": 224, "scatter": True}
+    run = train(Recipe(**FIELDS | {"data": "digit-sums", "data_options": options}), tmp_path / "run")
+    assert "tasks" not in run.result
+    source = str(run.out / "model")
+    assert drawn_as_trained(source, "digit-sums") == {"side": 224, "noise": 2}
+    found = evaluate_model(
+        load_model(source), "digit-sums", "val", data_options={"side": 224, "noise": 2, "length": 28}
+    )
+    assert found.images == 28  # as many as sums
+    assert found.top1 == pytest.approx(run.result["top1"])
+    DigitSums(side=224, noise=2)[0].image.save(tmp_path / "one.png")
+    (predicted,) = predict_files(load_model(source), [tmp_path / "one.png"], top_k=28)
+    assert {name for name, _ in predicted.classes} == {str(total) for total in range(28)}
+    with pytest.raises(ValueError, match="flip must be"):
+        Recipe(**FIELDS | {"data": "digit-sums", "data_options": options, "flip": 0.5}).check()
 
 
 @pytest.mark.parametrize("field", ["crop_min", "flip", "erase", "cutmix", "loader"])

@@ -127,8 +127,10 @@ def recipe_of(source: str) -> dict[str, Any]:
 
 def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
     """What the run of a model said of the images that it drew: those of the test are drawn in the same way."""
+    from ..train.recipe import ANSWERS_OF_PLACE
+
     recipe = recipe_of(source)
-    if data.partition(":")[0] != "megapixel-digits" or recipe.get("data") != data:
+    if data.partition(":")[0] not in ANSWERS_OF_PLACE or recipe.get("data") != data:
         return {}
     return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
 

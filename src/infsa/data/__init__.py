@@ -3,6 +3,7 @@
 from . import boxes
 from .annotations import read_coco_json, read_loc_csv, read_tiny_imagenet, read_voc_xml
 from .decode import UnreadableImage, decode
+from .digit_sums import DigitSums
 from .folders import ImageFiles, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
 from .megapixel import MegapixelDigits
@@ -23,6 +24,7 @@ from .webdataset import WebShards
 
 __all__ = [
     "Batch",
+    "DigitSums",
     "Example",
     "HuggingFace",
     "ImageDataset",

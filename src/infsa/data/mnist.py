@@ -60,7 +60,7 @@ def _small_digits(split: str) -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ValueError("megapixel-digits needs a folder with MNIST, or scikit-learn for its small digits") from error
+        raise ValueError("a folder with MNIST is needed, or scikit-learn for its small digits") from error
     images, labels = load_digits(return_X_y=True)
     own = (np.arange(len(labels)) % 5 == 4) == (split == "val")
     small = (images[own].reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from .digit_sums import DigitSums
 from .folders import IMAGENET_V2, ImageFolder, ImageNetV2, TinyImageNet
 from .imagenet import open_imagenet
 from .megapixel import MegapixelDigits
@@ -15,6 +16,7 @@ from .webdataset import WebShards
 DATASETS: dict[str, tuple[str, Callable[..., ImageDataset]]] = {  # what follows the name, and who opens it
     "shapes": ("", Shapes),
     "megapixel-digits": ("[:PATH]", MegapixelDigits),
+    "digit-sums": ("[:PATH]", DigitSums),
     "folder": (":PATH", ImageFolder),
     "imagenet": (":PATH", open_imagenet),
     "imagenetv2": (":PATH", ImageNetV2),
@@ -24,6 +26,7 @@ DATASETS: dict[str, tuple[str, Callable[..., ImageDataset]]] = {  # what follows
     "hf": (":NAME", open_hugging_face),
     "timm": (":NAME[:ROOT]", open_timm),
 }
+SIDES = {"shapes": "size", "megapixel-digits": "side", "digit-sums": "side"}  # what drawn datasets call an image's
 ACCEPTED = ", ".join(name + rest for name, (rest, _) in DATASETS.items())
 
 
@@ -31,9 +34,9 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
     """Open a dataset by its name and, after a colon, its path.
 
     Args:
-        name: ``shapes``, ``megapixel-digits[:PATH]`` with MNIST's folder, ``folder:PATH``, ``imagenet:PATH``,
-            ``imagenetv2:PATH``, ``tiny-imagenet:PATH``, ``npz:PATH``, ``wds:PATTERN``, ``hf:NAME`` or
-            ``timm:NAME[:ROOT]``.
+        name: ``shapes``, ``megapixel-digits[:PATH]`` or ``digit-sums[:PATH]`` with MNIST's folder, ``folder:PATH``,
+            ``imagenet:PATH``, ``imagenetv2:PATH``, ``tiny-imagenet:PATH``, ``npz:PATH``, ``wds:PATTERN``, ``hf:NAME``
+            or ``timm:NAME[:ROOT]``.
         split: ``"train"`` or ``"val"``; for ``imagenetv2`` the variant. Without it, ``folder`` and ``imagenetv2`` open
             the folder itself, ``wds`` all shards, and the others their training split.
         options: for the class of the dataset, such as ``size`` for :class:`Shapes` or ``max_pixels``.

@@ -26,6 +26,7 @@ from ..data import (
     transform_for,
 )
 from ..data.loading import Batches
+from ..data.registry import SIDES
 from ..data.skipping import left_out_note
 from ..data.tasks import Task, Tasks, single_task, tasks_of
 from ..models import InfViT
@@ -211,11 +212,13 @@ def evaluate_model(
     """
     config = data_config(model)
     side = config["input_size"][-1]
-    drawn = {"shapes": {"size": side, "classes": model.num_classes}, "megapixel-digits": {"side": side}}
-    options: dict[str, Any] = drawn.get(data.partition(":")[0], {}) | (data_options or {})
+    kind = data.partition(":")[0]
+    drawn = {SIDES[kind]: side} if kind in SIDES else {}
+    drawn |= {"classes": model.num_classes} if kind == "shapes" else {}
+    options: dict[str, Any] = drawn | (data_options or {})
     with tempfile.TemporaryDirectory() as folder:  # where the reading processes note what they cannot read
         log = SkipLog(Path(folder) / "skipped.jsonl")
-        if data.partition(":")[0] not in drawn:
+        if kind not in SIDES:
             options["skipped"] = log
         dataset = open_dataset(data, split, **options)
         left_out = left_out_note(dataset)

@@ -16,6 +16,7 @@ from ..data.drawn import DrawnDataset, DrawnViews
 from ..data.folders import without_splits
 from ..data.loading import Batches
 from ..data.order import Order
+from ..data.registry import SIDES
 from ..data.resident import ResidentViews, load_resident
 from ..data.skipping import left_out_note
 from ..evaluate.accuracy import validation_loader
@@ -101,7 +102,7 @@ def skip_log(logs: Path, split: str) -> Path:
 
 def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str, Any]:
     """What the run itself tells a dataset."""
-    side = {"shapes": "size", "megapixel-digits": "side"}.get(data.partition(":")[0])  # of what is drawn
+    side = SIDES.get(data.partition(":")[0])
     if side is not None:
         return {} if side in recipe.data_options else {side: recipe.size}
     return {} if logs is None or "skipped" in recipe.data_options else {"skipped": SkipLog(skip_log(logs, split))}

@@ -218,7 +218,7 @@ RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
     "flip": (0, 1), "erase": (0, 1), "randaugment": (0, 10), "val_share": (0, 1),
 }  # fmt: skip
-ANSWERS_OF_PLACE = ("megapixel-digits",)  # datasets, drawn on the device, whose answers a crop or a mirror changes
+ANSWERS_OF_PLACE = ("megapixel-digits", "digit-sums")  # drawn on the device; a crop or a mirror changes the answers
 DRAWN: dict[str, Any] = {
     "loader": "resident", "crop_min": 1.0, "flip": 0.0, "jitter": (0.0, 0.0, 0.0), "erase": 0.0, "cutmix": 0.0,
     "val_share": 0.0,
