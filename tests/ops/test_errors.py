@@ -123,24 +123,6 @@ PURE = {
 }
 
 
-@pytest.mark.parametrize("case", PURE)
-@pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_pure_options(impl, case):
-    options, says = PURE[case]
-    refused(infsa.pure_attention, X, X, X, says=says, impl=impl, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"is_causal": True}, ["is_causal"]), ({"hops": 2}, ["hops"]), ({"hops": math.inf}, ["hops"])],
-    ids=str,
-)
-@pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_pure_cross_attention(impl, options, says):
-    short = X[:, :, :3]
-    refused(infsa.pure_attention, short, X, X, says=[*says, 3, N], impl=impl, **options)
-
-
 LINEAR = {
     "causal_true": ({"causal": True}, [True, "chunk"]),
     "causal_full": ({"causal": "full"}, ["full", "chunk"]),
@@ -164,22 +146,30 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("case", LINEAR)
+OPTIONS = [(infsa.pure_attention, *case) for case in PURE.values()]
+OPTIONS += [(infsa.linear_attention, *case) for case in LINEAR.values()]
+
+
+@pytest.mark.parametrize(("function", "options", "says"), OPTIONS, ids=[*PURE, *LINEAR])
 @pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_linear_options(impl, case):
-    options, says = LINEAR[case]
-    refused(infsa.linear_attention, X, X, X, says=says, impl=impl, **options)
+def test_options(impl, function, options, says):
+    refused(function, X, X, X, says=says, impl=impl, **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [({"iterations": 2}, ["iterations"]), ({"causal": "chunk", "chunk_size": 2}, ["causal"])],
-    ids=str,
+    ("function", "options"),
+    [
+        (infsa.pure_attention, {"is_causal": True}),
+        (infsa.pure_attention, {"hops": 2}),
+        (infsa.pure_attention, {"hops": math.inf}),
+        (infsa.linear_attention, {"iterations": 2}),
+        (infsa.linear_attention, {"causal": "chunk", "chunk_size": 2}),
+    ],
 )
 @pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_linear_cross_attention(impl, options, says):
-    short = X[:, :, :3]
-    refused(infsa.linear_attention, short, X, X, says=[*says, 3, N], impl=impl, **options)
+def test_cross_attention(impl, function, options):
+    says = [next(iter(options)), 3, N]
+    refused(function, X[:, :, :3], X, X, says=says, impl=impl, **options)
 
 
 @pytest.mark.parametrize("options", [{"queries": 2}, {"iterations": 2}], ids=str)

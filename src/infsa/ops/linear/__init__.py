@@ -1,5 +1,7 @@
 """Linear-InfSA: one centrality vector and one pooled value per head, in O(N)."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ..checks import check_attention_inputs, decay_per_head
@@ -29,20 +31,16 @@ def central_pool(
     k: Tensor,
     values: Tensor,
     *,
-    activation: str = "relu",
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    iterations: int = 1,
-    queries: int = 1,
-    causal: Causal = None,
-    chunk_size: int | None = None,
-    eps: float = 1e-6,
     impl: str = "auto",
+    **options: Any,
 ) -> Pooled:
     """Pool tokens by centrality: the core of Linear-InfSA, before γ and before any value projection.
 
     ``values`` is (B, H, N, dv), or (B, 1, N, D) shared by the heads. Layers pass their input x there and
-    project the pooled rows only: Σ a_j (x_j W + b) = (Σ a_j x_j) W + (Σ a_j) b.
+    project the pooled rows only: Σ a_j (x_j W + b) = (Σ a_j x_j) W + (Σ a_j) b. The other options are ``activation``,
+    ``iterations``, ``queries``, ``causal``, ``chunk_size`` and ``eps`` of :func:`linear_attention`.
 
     Example:
         >>> x = torch.randn(1, 1, 4096, 512)
@@ -50,8 +48,7 @@ def central_pool(
         >>> infsa.ops.central_pool(q, q, x).mean.shape
         torch.Size([1, 8, 1, 512])
     """
-    scoring = Scoring(activation, iterations, queries, causal, chunk_size, eps)
-    return pool(q, k, values, scoring, key_mask, query_mask, impl)
+    return pool(q, k, values, Scoring(**options), key_mask, query_mask, impl)
 
 
 def linear_attention(

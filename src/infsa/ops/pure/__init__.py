@@ -1,7 +1,7 @@
 """Pure InfSA: ReLU scores divided by their Frobenius norm, one diffusion step on the token graph."""
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ..dispatch import asks_for_kernels, choose_pure
 from ..dtypes import as_autocast, cast_output
 from ..masks import visible_keys, zero_masked
 from . import reference, register
-from .rule import Causality, Norm, Rule, checked_rule
+from .rule import Causality, EdgeOptions, Norm, Rule, checked_rule
 
 
 def pure_attention(
@@ -85,17 +85,7 @@ def pure_attention(
     check_dropout(dropout_p)
     if dropout_p > 0 and hops != 1:
         raise ValueError(f"dropout_p={dropout_p!r} needs hops=1, got hops={hops!r}")
-    rule = checked_rule(
-        q,
-        k,
-        attn_mask=attn_mask,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        activation=activation,
-        is_causal=is_causal,
-        norm=norm,
-        eps=eps,
-    )
+    rule = checked_rule(q, k, attn_mask, key_mask, query_mask, activation, is_causal, norm, eps)
     if hops != 1 and q.shape[2] != k.shape[2]:
         raise ValueError(f"hops={hops!r} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
     impl = choose_pure(impl, q, v, rule.attn_mask, hops, dropout_p)
@@ -143,21 +133,11 @@ def packed_attention(qkv: Tensor, *, impl: str = "auto", **options: Any) -> Tens
     return pure_attention(q, k, v, impl=impl, **options)
 
 
-def pure_weights(
-    q: Tensor,
-    k: Tensor,
-    *,
-    activation: str = "relu",
-    attn_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
-    is_causal: Causality = False,
-    norm: Norm = "frobenius",
-    eps: float = 1e-6,
-) -> Tensor:
+def pure_weights(q: Tensor, k: Tensor, **edges: Unpack[EdgeOptions]) -> Tensor:
     """Â = R / (‖R‖_F + ε) itself, without γ: (B, H, Nq, Nk), dense, for inspection and small N.
 
-    The arguments are those of :func:`pure_attention`.
+    The other arguments are ``activation``, ``attn_mask``, ``key_mask``, ``query_mask``, ``is_causal``, ``norm`` and
+    ``eps`` of :func:`pure_attention`.
 
     Example:
         >>> q = k = torch.randn(1, 8, 196, 64)
@@ -166,16 +146,6 @@ def pure_weights(
     """
     q, k = as_autocast(q, k)
     check_attention_inputs(q, k)
-    rule = checked_rule(
-        q,
-        k,
-        attn_mask=attn_mask,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        activation=activation,
-        is_causal=is_causal,
-        norm=norm,
-        eps=eps,
-    )
+    rule = checked_rule(q, k, **edges)
     q, k = zero_masked(q, rule.query_mask), zero_masked(k, rule.key_mask)
     return cast_output(reference.pure_weights(q, k, rule)[0], q.dtype)

@@ -1,6 +1,6 @@
 """The options of Pure InfSA that travel together."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
@@ -9,6 +9,18 @@ from ..masks import resolve_token_masks
 
 Causality = bool | Literal["auto"]
 Norm = Literal["frobenius", "row"]
+
+
+class EdgeOptions(TypedDict, total=False):
+    """The arguments of :func:`infsa.pure_attention` that say which edges exist, and what divides them."""
+
+    activation: str
+    attn_mask: Tensor | None
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    is_causal: Causality
+    norm: Norm
+    eps: float
 
 
 class Rule(NamedTuple):
@@ -26,14 +38,13 @@ class Rule(NamedTuple):
 def checked_rule(
     q: Tensor,
     k: Tensor,
-    *,
-    attn_mask: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    activation: str,
-    is_causal: Causality,
-    norm: str,
-    eps: float,
+    attn_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    activation: str = "relu",
+    is_causal: Causality = False,
+    norm: str = "frobenius",
+    eps: float = 1e-6,
 ) -> Rule:
     """The rule for q and k, after every argument has been checked."""
     check_activation(activation)
