@@ -47,6 +47,12 @@ def classification() -> list[Claim]:
         four, deep = (rows[f"InfViT-{kind} ({depth})"]["imagenet_1k"] for depth in ("4L", "24L"))
         what, read = f"InfViT-{kind}, 24L above 4L, top-1", partial(unavailable, IMAGENET)
         claims.append(Claim(what, "difference", round(deep - four, 1), read, "points", group="accuracy"))
+    behind = rows["RAVLT-L"]["imagenet_1k"] - rows["InfViT-Pure (24L)"]["imagenet_1k"]
+    needed = partial(unavailable, IMAGENET)
+    claims += [
+        Claim("InfViT-Pure (24L) behind RAVLT-L, ImageNet-1K top-1", "value", round(behind, 1), needed, "points", 0.05),
+        Claim("both InfViT (4L) surpass Agent Attn-B and FLatten on ImageNet-1K", "statement", 1, needed),
+    ]
     for row in published()["rows"]:
         if row["family"] == "InfSA":
             for key, label in (("imagenet_1k", "ImageNet-1K"), ("imagenet_v2", "ImageNet-V2")):

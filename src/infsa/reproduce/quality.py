@@ -62,7 +62,8 @@ def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
     strata = [percent(sources, group, metric) for group in (first, second)]
     value, error = difference(*strata)
     a, b = (stratified(found)[0] for found in strata)
-    return Reading(value, error, trained(sources), f"{a:.1f} against {b:.1f}", needs=IMAGENET, file=QUALITY)
+    detail = f"{a:.1f} against {b:.1f}; {sources.file(QUALITY)['config']['images']} images a run"
+    return Reading(value, error, trained(sources), detail, needs=IMAGENET, file=QUALITY)
 
 
 def quality() -> list[Claim]:
