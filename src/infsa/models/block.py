@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from ..nn.peers import Attention
 from ..ops.tracing import exporting
 
+WEIGHT_INITS = ("normal", "xavier", "preserving")
+PACKED = ("qkv", "qk")  # linear layers that hold several square projections, one below the other
+
 
 class Block(nn.Module):
     """x ← x + attention(LN(x)); x ← x + MLP(LN(x)).
@@ -83,3 +86,16 @@ def init_linear(module: nn.Linear) -> None:
     nn.init.trunc_normal_(module.weight, std=0.02)
     if module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def init_xavier(blocks: nn.Module, output_scale: float) -> None:
+    """Uniform Xavier weights and zero biases; the output projections of attention layers times ``output_scale``."""
+    for path, module in blocks.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        name = path.rpartition(".")[2]
+        parts = module.weight.split(module.in_features) if name in PACKED else (module.weight,)
+        for part in parts:
+            nn.init.xavier_uniform_(part, gain=output_scale if name == "proj" else 1.0)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,5 +1,6 @@
 """InfViT: one Pre-LN Vision Transformer in which the attention is the only thing that changes."""
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..nn.peers import MLLABlock, create_attention
+from ..ops.checks import check_choice
 from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
-from .block import Block, init_linear
+from .block import WEIGHT_INITS, Block, init_linear, init_xavier
 from .maps import attention_maps
 from .options import WITH_DECAY, check_options, layer_names, layer_options, short_names
 from .patches import ALL, ConvStem, embed_patches, learned_positions, sincos_positions
@@ -181,8 +183,17 @@ class InfViT(TimmInterface):
         return self.gamma**layer if self.decay == "geometric" else self.gamma
 
     @torch.no_grad()
-    def init_weights(self) -> None:
-        """Truncated normal (σ = 0.02) for linear layers and positions; mechanisms reset what is their own."""
+    def init_weights(self, scheme: str = "normal") -> None:
+        """Draw all weights anew.
+
+        Args:
+            scheme: ``"normal"``: truncated normal (σ = 0.02) for linear layers and positions. ``"xavier"``: uniform
+                Xavier weights for the linear layers of the blocks, of queries, keys and values each by themselves.
+                ``"preserving"``: the same, and the output projection of every attention times √N. The mean of N
+                unrelated tokens is √N times smaller than a token; this makes up for it, with the N of ``img_size``.
+                Mechanisms always reset what is their own.
+        """
+        check_choice("scheme", scheme, WEIGHT_INITS)
         for module in self.modules():
             reset = getattr(module, "reset_parameters", None)
             if module is not self and callable(reset):
@@ -190,6 +201,9 @@ class InfViT(TimmInterface):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 init_linear(module)
+        if scheme != "normal":
+            tokens = self.num_prefix_tokens + self.patch_embed.num_patches
+            init_xavier(self.blocks, math.sqrt(tokens) if scheme == "preserving" else 1.0)
         self.init_tokens()
 
     def init_tokens(self) -> None:
