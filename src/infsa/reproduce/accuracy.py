@@ -6,8 +6,7 @@ from ..report.published import published
 from .claims import Claim, Reading, Unavailable
 from .conditions import SHARDS, trained
 from .counts import parameters
-from .errors import difference, stratified
-from .quality import IMAGENET
+from .quality import IMAGENET, compared
 from .sources import Sources, paper
 
 V2 = IMAGENET + ", and ImageNet-V2"
@@ -15,14 +14,10 @@ V2 = IMAGENET + ", and ImageNet-V2"
 
 def accuracy_gap(first: str, second: str, sources: Sources) -> Reading:
     """Top-1 of one mechanism above another, mean over both shards."""
-    strata = [
+    above, below = (
         {file: [100 * run["top1"] for run in sources.file(file)[name]] for file in SHARDS} for name in (first, second)
-    ]
-    value, error = difference(*strata)
-    a, b = (stratified(found)[0] for found in strata)
-    detail = f"{a:.1f} against {b:.1f}"
-    setting = trained(sources)
-    return Reading(value, error, setting, detail, needs=IMAGENET, file=", ".join(SHARDS))
+    )
+    return compared(above, below, trained(sources), ", ".join(SHARDS))
 
 
 def unavailable(needs: str, sources: Sources) -> Reading:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..bench.cases import NINE, PEERS, Case
-from ..bench.presets import DEEP, FOUR
+from ..bench.presets import DEEP, FOUR, FUSED
 from .bench_rows import (
     OURS,
     Row,
@@ -29,7 +29,6 @@ from .sources import Sources, paper
 MEMORY = 40 * 2**30  # bytes of the paper's GPU
 NEAR_LINEAR = 0.1  # of the exponent of N
 LARGEST_SIDES = (4096, 9216)
-FUSED = ("softmax-flash", "softmax-cudnn")
 CEILING = 60_000  # tokens: "about 50k", generously
 OTHERS = [name for name in NINE if name != "infsa_linear"]
 
