@@ -28,7 +28,7 @@ def write_photos(root, colours, count, splits=("train", "val")):
                 write_image(root / split / label / f"{index}.png", colour, (40, 34))
 
 
-def write_shard(path, images=6, damaged=()):
+def write_shard(path, images=6, damaged=(), prefix=""):
     """A miniature npz shard of three classes; the last two images are for validation."""
     files = [encoded(Image.new("L" if i == 1 else "RGB", (64, 64), i), "JPEG") for i in range(images)]
     files = [b"damaged" if i in damaged else file for i, file in enumerate(files)]
@@ -39,7 +39,7 @@ def write_shard(path, images=6, damaged=()):
         label=np.arange(images, dtype=np.int16) % 3,
         box=np.array([[0, 10, 63, 58]] * images, np.int16),
         is_val=np.arange(images) >= images - 2,
-        wnid=np.array(["n0", "n1", "n2"]),
+        wnid=np.array([f"{prefix}n{label}" for label in range(3)]),
         name=np.array(["fish", "newt", "spider"]),
     )
     return path

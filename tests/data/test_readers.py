@@ -129,6 +129,33 @@ def test_npz_shard(tmp_path):
     assert val[0].name == "shard.npz/4"
 
 
+def test_a_folder_of_shards_is_one_dataset(tmp_path):
+    parts = [write_shard(tmp_path / f"{name}.npz", images, prefix=name) for name, images in (("b", 9), ("a", 6))]
+    for split in ("train", "val"):
+        joined, (second, first) = NpzShard(tmp_path, split), [NpzShard(path, split) for path in parts]
+        assert joined.classes == [*first.classes, *second.classes]
+        wanted = [*first, *second]
+        shift = [0] * len(first) + [3] * len(second)
+        assert [sample.name for sample in joined] == [sample.name for sample in wanted]
+        assert [sample.label for sample in joined] == [s.label + n for s, n in zip(wanted, shift, strict=True)]
+        assert all(a.image.tobytes() == b.image.tobytes() for a, b in zip(joined, wanted, strict=True))
+        assert all((a.boxes == b.boxes).all() for a, b in zip(joined, wanted, strict=True))
+    assert len(ForkingPickler.dumps(joined)) < 1000
+
+
+def test_shards_that_do_not_go_together(tmp_path):
+    with pytest.raises(ValueError, match=one_line("holds no .npz file")):
+        NpzShard(tmp_path)
+    for name in "ab":
+        write_shard(tmp_path / f"{name}.npz")
+    with pytest.raises(ValueError, match=one_line(r"the class n0 is in a\.npz and in b\.npz")):
+        open_dataset(f"npz:{tmp_path}")
+    arrays = dict(np.load(write_shard(tmp_path / "b.npz", prefix="b")))
+    np.savez(tmp_path / "b.npz", **arrays | {"label": arrays["label"] + 1})
+    with pytest.raises(ValueError, match=one_line(r"b\.npz: label must lie in \[0, 3\), got 1 to 3")):
+        open_dataset(f"npz:{tmp_path}")
+
+
 def test_a_shard_travels_as_its_path(tmp_path):
     """A spawned worker gets a few hundred bytes, and the same samples."""
     train = NpzShard(write_shard(tmp_path / "shard.npz", images=60), max_pixels=5000)

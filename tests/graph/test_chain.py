@@ -168,6 +168,7 @@ def test_the_given_matrix_is_copied_and_results_are_independent():
 def test_a_rescaled_chain_is_the_same_in_every_method(A, gamma):
     graph = AttentionGraph(A, gamma)
     P, n = graph.canonical_form(rescale=True), graph.size
+    assert torch.equal(graph.transition(rescale=True), P[:n, :n])
     visits = torch.linalg.inv(torch.eye(n, dtype=torch.float64) - P[:n, :n])
     size = float(visits.max())
     torch.testing.assert_close(graph.fundamental_matrix(rescale=True), visits, rtol=1e-9, atol=1e-9 * size)

@@ -128,12 +128,34 @@ def test_conditions_come_from_the_files(tmp_path, cache):
     for file in RESULTS.glob("*.json"):
         shutil.copy(file, tmp_path)
     content = read_json(tmp_path / "ablation.json")
-    content["recipe"] |= {"optimizer": "adamw", "epochs": 7, "mixup": 0.0}
+    content["recipe"] |= {"optimizer": "adamw", "epochs": 7, "mixup": 0.0, "crop_min": 1.0, "jitter": [0.0, 0.0]}
     write_json(content, tmp_path / "ablation.json")
     setting = rows(make_ledger(["table-ablation"], Sources(tmp_path, cache)))[0]["setting"]
     assert "adamw" in setting
     assert "7 epochs" in setting
-    assert "mixup" not in setting
+    assert not any(word in setting for word in ("mixup", "crop", "jitter"))
+    assert "flip, cutmix" in setting
+
+
+def test_flops_are_those_of_the_model_as_the_paper_writes_it(cache):
+    found = {row["claim"]: row for row in rows(make_ledger(["training-cost"], Sources(RESULTS, cache)))}
+    tokens, width = 197, 1024
+    layer = 12 * tokens * width**2 + 3 * tokens * width  # q, v, output, extra layer, MLP; q̄, scores, weighted sum
+    macs = 4 * layer + 196 * 768 * width + width**2 + 1000 * width  # patches, the layer before the classifier
+    assert found["forward pass at 224²"]["ours"] == pytest.approx(2e-9 * macs, rel=1e-5)
+    assert f"{macs / 1e9:.1f} against 17.6" in found[next(name for name in found if "ViT-B/16" in name)]["detail"]
+
+
+def test_the_ceiling_of_fused_softmax(tmp_path, cache):
+    path, claim = tmp_path / "bench-h200.json", "fused softmax stops at about 50,000 tokens"
+    for peak, verdict in ((2**42, REPRODUCED), (2**30, NOT)):
+        bench_file(path, 2.0)
+        content = read_json(path)
+        for row in content["rows"].values():
+            row["peak_bytes"] = peak
+        write_json(content, path)
+        found = {row["claim"]: row["verdict"] for row in rows(make_ledger(["fig-latency"], Sources(tmp_path, cache)))}
+        assert found[claim] == verdict
 
 
 def test_the_paper_is_stored_once_and_the_same():

@@ -22,7 +22,7 @@ WEIGHTS = {  # fields that change the trained weights, one by one
     "beta2": 0.5, "clip_norm": 1e-3, "label_smoothing": 0.2, "mixup": 0.5, "cutmix": 1.0, "mix_prob": 0.1,
     "drop_path": 0.5, "crop_min": 0.9, "crop_ratio": 1.0, "flip": 0.0, "jitter": (0.4, 0.4, 0.4), "randaugment": 9,
     "erase": 1.0, "interpolation": "nearest", "mean": (0.5, 0.4, 0.3), "std": (0.5, 0.5, 0.5), "loader": "resident",
-    "precision": "bf16-mixed",
+    "precision": "bf16-mixed", "weight_init": "xavier",
 }  # fmt: skip
 VALIDATION = {"val_data": "", "val_resize": 40, "ema": 0.5}  # fields that change what is validated alone
 SAME = {"workers": 1, "grad_checkpointing": True, "val_every": 2, "save_every": 1, "keep": 1, "log_every": 2}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infsa.files import write_json
 from infsa.train import RECIPES, WEIGHT_DECAYS, Recipe, read_recipe
 from tests.data.helpers import one_line
 
@@ -48,6 +49,12 @@ def test_as_dict_is_a_copy_of_plain_data():
     recipe.as_dict()["jitter"].append(1)
     assert set(recipe.as_dict()) == set(FIELDS)
     assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
+
+
+def test_infinity_is_a_word_in_json(tmp_path):
+    recipe = Recipe(model_options={"attention_options": {"hops": math.inf}})
+    write_json(recipe.as_dict(), tmp_path / "recipe.json")  # strict JSON
+    assert Recipe().override(read_recipe(tmp_path / "recipe.json")) == recipe
 
 
 def test_strings_are_read_as_the_fields_type():
@@ -118,6 +125,7 @@ def test_an_unreadable_file_is_one_line(name, content, tmp_path):
         {"loader": "resident", "jitter": (0, 0, 0), "interpolation": "lanczos"},
         {"loader": "resident", "jitter": (0, 0, 0), "randaugment": 9},
         {"loader": "resident", "jitter": (0.1,)},
+        {"init": "vit_tiny", "weight_init": "xavier"},
     ],
 )  # fmt: skip
 def test_values_that_no_run_can_honour_are_one_line(changes):

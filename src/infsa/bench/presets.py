@@ -11,21 +11,7 @@ FOUR: dict[str, Any] = {"depth": 4, "heads": 64}
 DEEP: dict[str, Any] = {"depth": 24, "heads": 16}
 VIT_B: dict[str, Any] = {"depth": 12, "heads": 12, "width": 768}
 FUSED = ("softmax-flash", "softmax-cudnn")
-
-
-def pure_names() -> tuple[str, ...]:
-    """Pure InfSA as ``impl="auto"`` runs it."""
-    return ("infsa_pure",)
-
-
-def fast_pure() -> str:
-    """The faster way to compute Pure InfSA on a GPU."""
-    return pure_names()[-1]
-
-
-def table_names() -> tuple[str, ...]:
-    """The rows of the table: InfSA and softmax first, unfused and fused, then the peers."""
-    return ("infsa_linear", "softmax-naive", *FUSED, *pure_names(), *PEERS)
+TABLE = ("infsa_linear", "softmax-naive", *FUSED, "infsa_pure", *PEERS)  # InfSA and softmax first, then the peers
 
 
 def compiled_names() -> tuple[str, ...]:
@@ -42,9 +28,9 @@ def group(names: Iterable[str], side: int, energy: Sequence[str] = (), **fields:
 
 def table1() -> Plan:
     """The paper's Table 1: both configurations, the stress test, compiled models, and what the paper skips."""
-    names, few = table_names(), ("infsa_linear", "softmax-naive", "softmax-flash", fast_pure())
+    names, few = TABLE, ("infsa_linear", "softmax-naive", "softmax-flash", "infsa_pure")
     linear = ["infsa_linear"]
-    others = (*FUSED, fast_pure(), *PEERS, "softmax-naive")
+    others = (*FUSED, "infsa_pure", *PEERS, "softmax-naive")
     return [
         group(names, 1024, energy=names, **FOUR),
         group(linear, 9216, energy=linear, **FOUR),
@@ -55,7 +41,7 @@ def table1() -> Plan:
         group(names, 512, mode="train", **DEEP),
         group(compiled_names(), 1024, compile="reduce-overhead", **FOUR),
         group(others, 4096, mode="train", **FOUR),
-        group((*PEERS, "softmax-naive", fast_pure()), 9216, **FOUR),
+        group((*PEERS, "softmax-naive", "infsa_pure"), 9216, **FOUR),
         group(linear, 9216, compile="default", **FOUR),
         group(("softmax-cudnn",), 9216, **FOUR),  # the slowest: 15 s a call on an H200
         group(linear, 4096, mode="train", compile="default", **FOUR),
@@ -68,7 +54,7 @@ def graphs() -> Plan:
     Table 1's inference at 1024² and training at 512², 4 and 24 layers, unfused Pure InfSA included, energy for all;
     and the latencies of the ablation, 224² at batch 64.
     """
-    names = (*table_names(), "infsa_pure-naive")
+    names = (*TABLE, "infsa_pure-naive")
     linear = ["infsa_linear"]
     plan = [
         group(names, side, energy=names, mode=mode, compile=compile, **fields)
@@ -87,8 +73,8 @@ def resolution() -> Plan:
 
     First what the figures show of inference, then single layers, the ends before the middle; then the rest.
     """
-    names = table_names()
-    quick = tuple(name for name in names if name not in ("infsa_pure", "softmax-naive") or name == fast_pure())
+    names = TABLE
+    quick = tuple(name for name in TABLE if name != "softmax-naive")
     plan = [group(names, side, **FOUR) for side in (512, 224, 1024, 2048)]
     plan += [group(quick, 4096, **FOUR)]
     layer: dict[str, Any] = {"part": "attention", "depth": 1, "heads": 64}
@@ -96,7 +82,7 @@ def resolution() -> Plan:
     linear = ("infsa_linear", *PEERS)  # at the sizes so far, the launches of a call hide how they grow
     plan += [group(linear, side, **layer) for side in (8192, 12288, 6144)]
     plan += [group(names, side, mode="train", **FOUR) for side in (1024, 224, 512)]
-    plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, fast_pure())]]
+    plan += [[Case(name, size=(1024, 2048), **FOUR) for name in ("infsa_linear", *FUSED, "infsa_pure")]]
     plan += [group(FUSED, side, **VIT_B) for side in (224, 512, 1024, 2048)]
     return [*plan, group(quick, 2048, mode="train", **FOUR)]
 
@@ -104,7 +90,7 @@ def resolution() -> Plan:
 def limits() -> Plan:
     """The largest resolution of every mechanism, in inference; in training for some."""
     some = ("infsa_linear", "softmax-naive", "softmax-flash", "linformer", "agent")
-    infer = group(table_names(), 512, limit=True, **FOUR)
+    infer = group(TABLE, 512, limit=True, **FOUR)
     return [[case] for case in (*infer, *group(some, 512, mode="train", limit=True, **FOUR))]
 
 

@@ -19,20 +19,35 @@ LABELS = ("label", "labels", "fine_label", "class", "target")  # what a column o
 
 
 class NpzShard(SkippingDataset):
-    """A numpy archive of JPEGs with a label and a box each.
+    """A numpy archive of JPEGs with a label and a box each, or a folder of such archives of different classes.
 
     The arrays are ``jpeg`` (all files end to end, uint8), ``offset`` (n + 1), ``label`` (n), ``box`` (n, 4) with
-    inclusive corners, ``is_val`` (n), and per class ``wnid`` and ``name``.
+    inclusive corners, ``is_val`` (n), and per class ``wnid`` and ``name``. The archives of a folder follow one another
+    in the order of their names, and so do their classes.
     """
 
     def __init__(self, path: str | Path, split: str = "train", **reading: Unpack[Reading]) -> None:
         check_split(split)
-        arrays = _read_shard(existing_file(path))
+        files = _shards_in(Path(path))
+        shards = [_read_shard(file) for file in files]
+        _check_classes(files, shards)
+        arrays = {name: np.concatenate([shard[name] for shard in shards]) for name in SHARD if name != "offset"}
+        counts = [len(shard["label"]) for shard in shards]
+        bytes_before, rows_before, classes_before = (
+            np.cumsum([0, *map(len, parts)])[:-1]
+            for parts in zip(*((shard["jpeg"], shard["label"], shard["name"]) for shard in shards), strict=True)
+        )
+        labels = arrays["label"].astype(np.int64) + np.repeat(classes_before, counts)
         rows = np.flatnonzero(arrays["is_val"].astype(bool) == (split == "val"))
         origin, classes = f"the split {split!r} of {path}", [str(name) for name in arrays["name"]]
-        super().__init__(origin, arrays["label"][rows], classes, split == "train", **reading)
+        super().__init__(origin, labels[rows], classes, split == "train", **reading)
         self.path, self.split = Path(path), split
-        self.rows, self.blob, self.offset = rows, arrays["jpeg"], arrays["offset"]
+        self.rows, self.blob = rows, arrays["jpeg"]
+        self.starts, self.ends = (
+            np.concatenate([shard["offset"][cut] + start for shard, start in zip(shards, bytes_before, strict=True)])
+            for cut in (slice(-1), slice(1, None))
+        )
+        self.files, self.rows_before = [file.name for file in files], rows_before
         self.boxes = arrays["box"].astype(np.float32) + np.array([0, 0, 1, 1], np.float32)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -42,22 +57,47 @@ class NpzShard(SkippingDataset):
 
     def name(self, index: int) -> str:
         """The shard and the row of an image."""
-        return f"{self.path.name}/{self.rows[index]}"
+        row = self.rows[index]
+        shard = int(np.searchsorted(self.rows_before, row, side="right")) - 1
+        return f"{self.files[shard]}/{row - self.rows_before[shard]}"
 
     def size(self, index: int) -> int:
         """The number of bytes of one JPEG."""
         row = self.rows[index]
-        return int(self.offset[row + 1] - self.offset[row])
+        return int(self.ends[row] - self.starts[row])
 
     def source(self, index: int) -> bytes:
         """The bytes of one JPEG."""
         row = self.rows[index]
-        return self.blob[self.offset[row] : self.offset[row + 1]].tobytes()
+        return self.blob[self.starts[row] : self.ends[row]].tobytes()
 
     def boxes_of(self, index: int) -> BoxArray:
         """The box of one image, (1, 4)."""
         row = self.rows[index]
         return self.boxes[row : row + 1]
+
+
+def _shards_in(path: Path) -> list[Path]:
+    """The archive itself, or those of a folder in the order of their names."""
+    if not path.is_dir():
+        return [existing_file(path)]
+    files = sorted(path.glob("*.npz"))
+    if not files:
+        raise ValueError(f"{path} holds no .npz file")
+    return files
+
+
+def _check_classes(files: list[Path], shards: list[dict[str, np.ndarray[Any, Any]]]) -> None:
+    """Refuse archives that share a class, and labels without a class of the same archive."""
+    seen: dict[str, Path] = {}
+    for file, shard in zip(files, shards, strict=True):
+        labels, count = shard["label"], len(shard["name"])
+        if len(files) > 1 and len(labels) and not 0 <= labels.min() <= labels.max() < count:
+            raise ValueError(f"{file}: label must lie in [0, {count}), got {labels.min()} to {labels.max()}")
+        for wnid in map(str, shard["wnid"]):
+            if len(files) > 1 and wnid in seen:
+                raise ValueError(f"the class {wnid} is in {seen[wnid].name} and in {file.name}")
+            seen[wnid] = file
 
 
 def _read_shard(path: Path) -> dict[str, np.ndarray[Any, Any]]:

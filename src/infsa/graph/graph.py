@@ -80,9 +80,10 @@ class AttentionGraph(TokenGraph):
         """č = Č 1 (N,): decayed weight of all walks that start at each token."""
         return self._solve("neumann_scores", self.gamma * self.path_scores(1))
 
-    def transition(self) -> Tensor:
-        """M = γA (N, N): the chance of each move, before anything is checked or rescaled."""
-        return self.gamma * self._matrix("transition", "absorption and degree")
+    def transition(self, rescale: bool = False) -> Tensor:
+        """M = γA (N, N): the chance of each move, unchecked; with `rescale` that of `canonical_form(rescale=True)`."""
+        A = self._matrix("transition", "absorption and degree")
+        return self.gamma * self._row_scale(A.sum(dim=1), rescale) * A
 
     def absorption(self, rescale: bool = False) -> Tensor:
         """R = 1 − M1 (N,): the chance that a walk ends at each token rather than moves on.
@@ -109,7 +110,7 @@ class AttentionGraph(TokenGraph):
         n = self.size
         P = A.new_zeros(n + 1, n + 1)
         P[:n, n] = self.absorption(rescale)
-        P[:n, :n] = self.gamma * self._row_scale(A.sum(dim=1), rescale) * A
+        P[:n, :n] = self.transition(rescale)
         P[n, n] = 1
         return P
 

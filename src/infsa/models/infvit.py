@@ -3,6 +3,7 @@
 Here are its arguments. :class:`Embedding` makes tokens of images, :class:`Trunk` logits of tokens.
 """
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -11,10 +12,13 @@ import torch
 from torch import nn
 
 from ..nn.peers.base import reset_submodules
-from ..ops.checks import check_count
+from ..ops.checks import check_choice, check_count
 from .maps import attention_maps
 from .options import LayerOptions, TokenOptions, check_pool, check_rate, short_names
 from .timm_interface import TimmInterface
+
+WEIGHT_INITS = ("normal", "xavier", "preserving")
+PACKED = ("qkv", "qk")  # linear layers that hold several square projections, one below the other
 
 
 class InfViT(TimmInterface):
@@ -128,12 +132,24 @@ class InfViT(TimmInterface):
         self.init_weights()
 
     @torch.no_grad()
-    def init_weights(self) -> None:
-        """Truncated normal (σ = 0.02) for linear layers and positions; mechanisms reset what is their own."""
+    def init_weights(self, scheme: str = "normal") -> None:
+        """Draw all weights anew.
+
+        Args:
+            scheme: ``"normal"``: truncated normal (σ = 0.02) for linear layers and positions. ``"xavier"``: uniform
+                Xavier weights for the linear layers of the blocks, of queries, keys and values each by themselves.
+                ``"preserving"``: the same, and the output projection of every attention times √N. The mean of N
+                unrelated tokens is √N times smaller than a token; this makes up for it, with the N of ``img_size``.
+                Mechanisms always reset what is their own.
+        """
+        check_choice("scheme", scheme, WEIGHT_INITS)
         reset_submodules(self)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 init_linear(module)
+        if scheme != "normal":
+            tokens = self.num_prefix_tokens + self.patch_embed.num_patches
+            init_xavier(self.blocks, math.sqrt(tokens) if scheme == "preserving" else 1.0)
         self.init_tokens()
 
     def init_tokens(self) -> None:
@@ -152,3 +168,16 @@ def init_linear(module: nn.Linear) -> None:
     nn.init.trunc_normal_(module.weight, std=0.02)
     if module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def init_xavier(blocks: nn.Module, output_scale: float) -> None:
+    """Uniform Xavier weights and zero biases; the output projections of attention layers times ``output_scale``."""
+    for path, module in blocks.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        name = path.rpartition(".")[2]
+        parts = module.weight.split(module.in_features) if name in PACKED else (module.weight,)
+        for part in parts:
+            nn.init.xavier_uniform_(part, gain=output_scale if name == "proj" else 1.0)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

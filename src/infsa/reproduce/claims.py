@@ -26,7 +26,8 @@ RULE = (
     f"(of its logarithm for a ratio) or within {NOISE:g} of our standard errors of it, **exceeded** above that, "
     "**partly reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent "
     "or reversed. Where the paper gives no size, the direction is the claim.",
-    f"An effect is **inconclusive** if both zero and the paper's size lie within {NOISE:g} of our standard errors.",
+    f"An effect is **inconclusive** if both zero and the paper's size lie within {NOISE:g} of our standard errors; "
+    "where the paper gives no size, if zero does.",
     f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors (ours and the paper's), otherwise "
     "not. A score, where higher is better, may also be exceeded. Under other conditions agreement is partly reproduced "
     "and disagreement **not testable here**: it refutes nothing.",

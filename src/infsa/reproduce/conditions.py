@@ -8,7 +8,10 @@ from .sources import Sources
 
 SHARDS = ("tiny-imagenet-a.json", "tiny-imagenet-b.json")
 NAMES = ("softmax", "infsa_pure", "infsa_linear", "mean")
-AUGMENTATIONS = ("mixup", "cutmix", "label_smoothing", "drop_path", "erase", "randaugment")
+AUGMENTATIONS = {"crop_min": "crop", "flip": "flip", "jitter": "jitter"} | {
+    name: name.replace("_", " ") for name in ("mixup", "cutmix", "label_smoothing", "drop_path", "erase", "randaugment")
+}
+OFF = {"crop_min": 1.0}  # what a field says where it changes nothing; any other: 0
 Recipe = Mapping[str, Any]
 
 
@@ -17,10 +20,16 @@ def values_of(recipes: Iterable[Recipe], name: str) -> str:
     return " / ".join(dict.fromkeys(str(recipe[name]) for recipe in recipes))
 
 
+def changes(recipe: Recipe, name: str) -> bool:
+    """Whether a field of augmentation or regularisation is in use."""
+    value = recipe.get(name, OFF.get(name, 0))
+    return any(value) if isinstance(value, list | tuple) else value != OFF.get(name, 0)
+
+
 def training(recipes: list[Recipe], seeds: int) -> str:
     """Model, optimiser, augmentation, epochs and seeds of some runs."""
     models = [{**PRESETS[recipe["model"]], **recipe["model_options"]} for recipe in recipes]
-    used = [name for name in AUGMENTATIONS if any(recipe.get(name) for recipe in recipes)]
+    used = [label for name, label in AUGMENTATIONS.items() if any(changes(recipe, name) for recipe in recipes)]
     shape = " × ".join(values_of(models, name) for name in ("depth", "embed_dim"))
     parts = [
         f"{shape} (layers × width), {values_of(models, 'num_heads')} heads",
@@ -28,7 +37,7 @@ def training(recipes: list[Recipe], seeds: int) -> str:
         f"{values_of(recipes, 'optimizer')}",
         f"lr {values_of(recipes, 'lr')}",
         f"{values_of(recipes, 'epochs')} epochs of batch {values_of(recipes, 'batch_size')}",
-        "crop, flip, jitter" + "".join(f", {name.replace('_', ' ')}" for name in used),
+        ", ".join(used) or "no augmentation",
         f"{seeds} seeds",
     ]
     return "; ".join(parts)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..report.bench_tables import number
 from ..report.table import Table
-from .claims import INCONCLUSIVE, LAUNCH_BOUND, NOT, UNTESTABLE, VERDICTS
+from .claims import INCONCLUSIVE, LAUNCH_BOUND, NOT, PARTLY, UNTESTABLE, VERDICTS
 
 Ledger = dict[str, Any]
 Row = dict[str, Any]
@@ -131,7 +131,8 @@ def compact(table: Table) -> str:
 def judged(row: Row) -> str:
     """The verdict, and its reason where the columns do not show it."""
     effect = row["kind"] in ("ratio", "difference")
-    reason = row["why"] if effect else row["detail"] if row["verdict"] == NOT else ""
+    shows = row["verdict"] == NOT or (row["kind"] == "value" and row["verdict"] == PARTLY)
+    reason = row["why"] if effect else row["detail"] if shows else ""
     return f"**{row['verdict']}**" + (f", {reason}" if reason else "")
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,10 +60,15 @@ def value_of(group: str, metric: str, sources: Sources) -> Reading:
 
 def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
     """How far one mechanism is above another."""
-    strata = [percent(sources, group, metric) for group in (first, second)]
-    value, error = difference(*strata)
-    a, b = (stratified(found)[0] for found in strata)
-    return Reading(value, error, trained(sources), f"{a:.1f} against {b:.1f}", needs=IMAGENET, file=QUALITY)
+    found = compared(percent(sources, first, metric), percent(sources, second, metric), trained(sources), QUALITY)
+    return replace(found, detail=f"{found.detail}; {sources.file(QUALITY)['config']['images']} images a run")
+
+
+def compared(first: Strata, second: Strata, setting: str, file: str) -> Reading:
+    """How far the runs of one mechanism are above those of another, in percent."""
+    value, error = difference(first, second)
+    detail = f"{stratified(first)[0]:.1f} against {stratified(second)[0]:.1f}"
+    return Reading(value, error, setting, detail, needs=IMAGENET, file=file)
 
 
 def quality() -> list[Claim]:

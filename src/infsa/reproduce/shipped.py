@@ -1,6 +1,7 @@
 """What the shipped weights show: how sharp their maps are, and how different their heads."""
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +21,14 @@ def shipped_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def _computed(sources: Sources, name: str, compute: Callable[[], dict[str, Any]], **config: Any) -> dict[str, Any]:
+    """Numbers of the shipped weights on scikit-learn's photographs."""
+    try:
+        return sources.computed(name, {**config, "weights": shipped_digest()}, compute)
+    except ImportError as error:
+        raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
+
+
 def sharpness(sources: Sources) -> dict[str, Any]:
     """The share of patches that holds half of a map, by model and view."""
 
@@ -28,10 +37,7 @@ def sharpness(sources: Sources) -> dict[str, Any]:
 
         return patches_for_half(example_views())
 
-    try:
-        return sources.computed("sharpness", {"views": 15, "weights": shipped_digest()}, compute)
-    except ImportError as error:
-        raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
+    return _computed(sources, "sharpness", compute, views=15)
 
 
 def sharper(name: str, sources: Sources) -> Reading:
@@ -71,10 +77,7 @@ def head_distances(sources: Sources) -> dict[str, Any]:
             found.append(1 - sum(cosines) / len(cosines))
         return {"distances": found, "heads": heads}
 
-    try:
-        return sources.computed("heads", {"weights": shipped_digest()}, compute)
-    except ImportError as error:
-        raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
+    return _computed(sources, "heads", compute)
 
 
 def modes(sources: Sources) -> Reading:

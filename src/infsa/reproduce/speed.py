@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..bench.cases import NINE, PEERS, Case
-from ..bench.presets import DEEP, FOUR
+from ..bench.presets import DEEP, FOUR, FUSED
 from .bench_rows import (
     OURS,
     Row,
@@ -29,6 +29,7 @@ from .sources import Sources, paper
 MEMORY = 40 * 2**30  # bytes of the paper's GPU
 NEAR_LINEAR = 0.1  # of the exponent of N
 LARGEST_SIDES = (4096, 9216)
+CEILING = 60_000  # tokens: "about 50k", generously
 OTHERS = [name for name in NINE if name != "infsa_linear"]
 
 
@@ -36,7 +37,7 @@ def others_run_out(side: int, sources: Sources) -> Reading:
     """Whether every mechanism but Linear-InfSA needs more than the paper's 40 GB at this resolution."""
     rows = sources.bench()["rows"]
     peaks: dict[str, float | None] = {}
-    for name in (*NINE[:-1], "softmax-naive", "softmax-flash", "softmax-cudnn", "infsa_pure-naive"):
+    for name in (*NINE[:-1], "softmax-naive", *FUSED, "infsa_pure-naive"):
         row = rows.get(Case(name, size=(side, side), **FOUR).key)
         if row is not None and (row["status"] == "done" or row.get("ran_out")):
             peaks[name] = row.get("peak_bytes")
@@ -45,6 +46,18 @@ def others_run_out(side: int, sources: Sources) -> Reading:
     fit = sorted(name for name, peak in peaks.items() if peak is not None and peak <= MEMORY)
     detail = f"within 40 GiB: {', '.join(fit) or 'none'}"
     return Reading(float(not fit), 0.0, machine(sources), detail, same=True, file=sources.bench_name)
+
+
+def fused_ceiling(sources: Sources) -> Reading:
+    """Whether softmax in a fused kernel, 4 layers, stops at about 50,000 tokens within 40 GB."""
+    rows = sources.bench()["rows"]
+    found = [rows.get(Case(name, size=(side, side), **FOUR).key) for name in FUSED for side in (2048, *LARGEST_SIDES)]
+    done = [row for row in found if row is not None and row["status"] == "done"]
+    if not done:
+        raise Unavailable("needs rows of fused softmax above 1024²")
+    reached = max((row["tokens"] for row in done if row["peak_bytes"] <= MEMORY), default=0)
+    detail = f"{reached:,} tokens within 40 GiB"
+    return Reading(float(reached <= CEILING), 0.0, machine(sources), detail, same=True, file=sources.bench_name)
 
 
 def fits(side: int, mode: str, fields: Row, sources: Sources) -> Reading:
@@ -192,6 +205,7 @@ def latency() -> list[Claim]:
         Claim("exponent of softmax (fused) above that of Linear", "difference", None, steeper),
         Claim("fused softmax is prohibitive at 332k tokens: times slower than Linear", "ratio", None,
               partial(quotient, wanted, milliseconds), "×"),
+        Claim("fused softmax stops at about 50,000 tokens", "statement", 1, fused_ceiling),
     ]  # fmt: skip
 
 

@@ -92,6 +92,44 @@ def bounded_layers(sources: Sources) -> Reading:
     return Reading(float(largest <= 1), 0.0, SETTING, detail, same=True)
 
 
+def second_direction(tokens: Tensor) -> float:
+    """How much tokens (N, d) differ in direction: the second singular value over the first."""
+    values = torch.linalg.svdvals(tokens)
+    return float(values[1] / values[0])
+
+
+def layers_of(seed: int, kind: str) -> list[Tensor]:
+    """The tokens after each of 24 attention layers, normalised by softmax or by Frobenius; nothing else in a layer."""
+    x, found = drawn(seed, TOKENS, 8), []
+    for layer in range(1, LAYERS + 1):
+        scores = drawn(1000 * seed + layer, TOKENS, TOKENS)
+        x = (scores.softmax(1) if kind == "softmax" else normalised(scores)) @ x
+        found.append(x)
+    return found
+
+
+def apart(sources: Sources) -> Reading:
+    """Whether Frobenius normalisation leaves the tokens more than one direction after 24 layers."""
+    left = {
+        kind: max(second_direction(layers_of(seed, kind)[-1]) for seed in range(DRAWS))
+        for kind in ("softmax", "Frobenius")
+    }
+    detail = f"second over first singular value: softmax {left['softmax']:.0e}, Frobenius {left['Frobenius']:.0e}; "
+    detail += "attention alone, no residual"
+    return Reading(float(left["Frobenius"] > EXACT**0.5), 0.0, SETTING, detail, same=True)
+
+
+def decayed(sources: Sources) -> Reading:
+    """Whether S_L keeps directions that its last layer has lost."""
+    smallest, largest = 1.0, 0.0
+    for seed in range(DRAWS):
+        layers = layers_of(seed, "Frobenius")
+        series = torch.stack([GAMMA**place * x for place, x in enumerate(layers, start=1)]).sum(0)
+        smallest, largest = min(smallest, second_direction(series)), max(largest, second_direction(layers[-1]))
+    detail = f"second over first singular value: {smallest:.2f} at least, last layer {largest:.0e}"
+    return Reading(float(smallest > largest), 0.0, SETTING, detail, same=True)
+
+
 def perron(matrix: Tensor, steps: int = 200) -> Tensor:
     """The power method of the supplement: 200 steps from the uniform vector."""
     v = torch.full((len(matrix),), 1 / len(matrix), dtype=matrix.dtype)
@@ -113,12 +151,14 @@ def power_method(sources: Sources) -> Reading:
 
 
 def homogeneous(sources: Sources) -> Reading:
-    """Whether F keeps vectors nonnegative and F(λx) = F(x)."""
+    """Whether F keeps vectors nonnegative, F(λx) = F(x), and F keeps their order."""
     holds = True
     for seed in range(DRAWS):
         q, x = drawn(seed, TOKENS, 8), drawn(seed + 1, TOKENS).abs()
         once = printed_map(x, q)
-        holds = holds and bool((once >= 0).all()) and torch.equal(once, printed_map(3 * x, q))
+        larger = printed_map(x + drawn(seed + 2, TOKENS).abs(), q)
+        holds = holds and bool((once >= 0).all()) and bool((once <= larger).all())
+        holds = holds and torch.equal(once, printed_map(3 * x, q))
     return Reading(float(holds), 0.0, SETTING, "trivially: F as printed does not use x", same=True)
 
 
@@ -153,8 +193,11 @@ def supplement() -> list[Claim]:
         Claim("Σ γᵗÂᵗ converges for γ < 1", "statement", 1, convergent),
         Claim("‖S_L‖ ≤ γ/(1-γ) for products of different Â", "statement", 1, bounded),
         Claim("‖S_L‖ ≤ γ/(1-γ) for the outputs of layers", "statement", 1, bounded_layers),
+        Claim("Frobenius normalisation avoids oversmoothing: 24 layers leave tokens different directions", "statement",
+              1, apart),
+        Claim("the decay limits oversmoothing: S_L keeps directions that the last layer lost", "statement", 1, decayed),
         Claim("the power method differs from the Perron vector by", "value", 0.0, power_method, tolerance=1e-9),
-        Claim("F preserves nonnegativity and scale", "statement", 1, homogeneous),
+        Claim("F preserves nonnegativity, scale and order", "statement", 1, homogeneous),
         Claim("the iterates of F converge to one point", "statement", 1, unique_point),
         Claim("the fixed point of F differs from the Perron vector by", "value", 0.0, fixed_point, tolerance=1e-9),
-    ]
+    ]  # fmt: skip

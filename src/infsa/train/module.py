@@ -138,6 +138,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
+        if recipe.weight_init != "normal":
+            model.init_weights(recipe.weight_init)
     model.grid_of(torch.empty(1, model.in_chans, recipe.size, recipe.size, device="meta"))  # refuses odd sizes early
     describe_data(model, **{name: getattr(recipe, name) for name in ("mean", "std") if getattr(recipe, name)})
     if recipe.init and fresh:

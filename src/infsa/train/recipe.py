@@ -34,6 +34,7 @@ class Recipe:
     val_share: float = 0.0  # share of training images held out for validation; 0: none, or 0.2 if the data has no split
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
     init: str = ""  # weights to start from: shipped model, file, folder, run, timm:NAME or hf:NAME; empty: random
+    weight_init: Literal["normal", "xavier", "preserving"] = "normal"  # random weights; see InfViT.init_weights
     seed: int = 0  # random seed of initial weights, data order, augmentation and dropout
 
     # Optimisation
@@ -148,6 +149,8 @@ class Recipe:
                 raise ValueError(f"{name} must be three numbers of at least 0, got {values}")
         if self.std and min(self.std) == 0:
             raise ValueError(f"std must be above 0, got {self.std}")
+        if self.init and self.weight_init != "normal":
+            raise ValueError(f"weight_init={self.weight_init!r} and init={self.init!r} exclude each other: give one")
         check_view(seed=self.seed, jitter=self.jitter)
         check_interpolation(self.interpolation)
         for name, field in (("num_classes", "data"), ("img_size", "size"), ("drop_path_rate", "drop_path")):
@@ -292,7 +295,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if get_origin(hint) is dict:
         if not isinstance(value, Mapping):
             raise TypeError(value)
-        return dict(value)
+        return {str(name): _infinities(entry) for name, entry in value.items()}
     if hint is bool:
         if str(value).lower() not in ("true", "false"):
             raise ValueError(value)
@@ -302,6 +305,13 @@ def _convert(value: Any, hint: Any) -> Any:
     if isinstance(value, bool) or (hint is str and not isinstance(value, str)):
         raise TypeError(value)
     return hint(value)
+
+
+def _infinities(value: Any) -> Any:
+    """A value with the word "inf" read as the number."""
+    if isinstance(value, Mapping):
+        return {str(name): _infinities(entry) for name, entry in value.items()}
+    return math.inf if value == "inf" else value
 
 
 def _describe(hint: Any) -> str:
@@ -314,5 +324,5 @@ def _describe(hint: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
-    return json.loads(json.dumps(value))
+    """A value as strict JSON gives it back, which has the word "inf" for infinity, such as that of ``hops``."""
+    return json.loads(json.dumps(value), parse_constant=lambda word: {"Infinity": "inf"}.get(word, word))
