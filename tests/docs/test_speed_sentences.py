@@ -256,7 +256,6 @@ PAGES = {
     "docs/kernels.md": KERNELS,
     "docs/choosing.md": CROSSOVERS,
     "docs/faq.md": CROSSOVERS,
-    "docs/troubleshooting.md": CROSSOVERS,
 }
 
 
