@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "parallel": {"ops", "nn", "models"},
     "streaming": {"ops", "nn", "models"},
     "data": set(),
-    "evaluate": {"ops", "graph", "nn", "models", "data"},
+    "evaluate": {"ops", "graph", "nn", "models", "data", "conversion"},
     "cohort": {"ops", "models", "data", "evaluate", "streaming"},
     "bench": {"ops", "nn", "models"},
     "train": {"ops", "graph", "nn", "models", "data", "evaluate", "bench", "conversion"},

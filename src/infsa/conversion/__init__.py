@@ -2,6 +2,7 @@
 
 from .convert import convert, converted_layers, revert
 from .families import Family, LayerPlan
+from .infvit import as_infvit
 from .plan import ConversionPlan, plan_conversion
 from .settings import Settings
 from .store import load_converted, open_model, save_converted
@@ -11,6 +12,7 @@ __all__ = [
     "Family",
     "LayerPlan",
     "Settings",
+    "as_infvit",
     "convert",
     "converted_layers",
     "load_converted",

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
+from ..conversion import as_infvit, load_converted
 from ..models import InfViT, create_model, list_models
 from ..models.folder import DEFAULT_ARCHITECTURE
-from ..models.weights import read_saved
+from ..models.header import read_header
+from ..models.weights import read_saved, weight_file
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def _stem(path: Path) -> str:
 def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT:
     """A model by its name, with the weights shipped for it, or from saved weights, in eval mode.
 
+    A file of :func:`infsa.conversion.save_converted` counts if :func:`infsa.conversion.as_infvit` takes its model.
+
     Example:
         >>> load_model("infvit_pure_tiny").attention
         'infsa_pure'
@@ -64,6 +68,8 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
         return create_model(str(source), pretrained=True).eval().to(device)
     if not Path(source).exists():
         raise FileNotFoundError(f"no model called {source} and no weights there; models: {', '.join(list_models())}")
+    if "conversion" in read_header(weight_file(source)).texts:
+        return as_infvit(load_converted(source)).eval().to(device)
     _, arguments = read_saved(source)
     if not arguments:
         raise ValueError(f"{source} does not say which model it belongs to; infsa.models.save_weights writes that")

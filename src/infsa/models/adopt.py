@@ -14,10 +14,13 @@ from typing import Any
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
 from .folder import CONFIG, PROCESSOR, plain
+from .header import DATA
 from .infvit import InfViT
+from .options import layer_names
 from .presets import MODELS, SHIPPED, shipped_weights
 from .weights import WEIGHTS, read_data_config, read_weights
 
@@ -141,15 +144,40 @@ def _from_timm(
         model = timm.create_model(name, pretrained=True, **given)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"{source} is a {type(model).__name__}; a plain vision transformer is wanted")
+    return _adopted(source, model.eval(), folded_weights(model), timm_arguments(model), data_facts(data))
+
+
+def timm_arguments(model: VisionTransformer) -> dict[str, Any]:
+    """The arguments of an :class:`InfViT` of the same sizes as a vision transformer of timm."""
     first: Any = model.blocks[0]
-    arguments = {
+    return {
         "img_size": plain(model.patch_embed.img_size), "patch_size": plain(model.patch_embed.patch_size),
         "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
         "num_heads": first.attn.num_heads, "global_pool": model.global_pool,
+        "in_chans": model.patch_embed.proj.in_channels, "reg_tokens": model.num_reg_tokens,
         "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim,
     }  # fmt: skip
-    kept = {key: data[key] for key in ("label_names", "mean", "std", "crop_pct", "interpolation") if data.get(key)}
-    return _checked(source, model.eval(), model, model.state_dict(), arguments, kept)
+
+
+def folded_weights(model: VisionTransformer) -> dict[str, Tensor]:
+    """The weights as an :class:`InfViT` has them: layer scales folded, absent biases and positions as zeros."""
+    weights = dict(model.state_dict())
+    for index in range(len(model.blocks)):
+        block = f"blocks.{index}."
+        for scale, last in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
+            if (gamma := weights.pop(f"{block}{scale}.gamma", None)) is not None:
+                weights[f"{block}{last}.weight"] = weights[f"{block}{last}.weight"] * gamma.unsqueeze(-1)
+                weights[f"{block}{last}.bias"] = weights[f"{block}{last}.bias"] * gamma
+        fused = weights[f"{block}attn.qkv.weight"]
+        weights.setdefault(f"{block}attn.qkv.bias", fused.new_zeros(len(fused)))
+    if model.no_embed_class and "pos_embed" in weights:  # positions of patches alone
+        weights["pos_embed"] = F.pad(weights["pos_embed"], (0, 0, model.num_prefix_tokens, 0))
+    return weights
+
+
+def data_facts(config: dict[str, Any]) -> dict[str, Any]:
+    """What timm's configuration of a model says of its data."""
+    return {key: config[key] for key in DATA if config.get(key)}
 
 
 def _from_transformers(name: str, folder: Path) -> Adopted:
@@ -174,7 +202,7 @@ def _from_transformers(name: str, folder: Path) -> Adopted:
     data = {key: value for key, value in found.items() if value}
     if names != [f"LABEL_{index}" for index in range(config.num_labels)]:
         data["label_names"] = names
-    return _checked(f"hf:{name}", lambda images: model(images).logits, model, _joined(weights), arguments, data)
+    return _adopted(f"hf:{name}", lambda images: model(images).logits, _joined(weights), arguments, data)
 
 
 def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -189,29 +217,36 @@ def _joined(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _checked(
+def _adopted(
     source: str,
     run: Callable[[Tensor], Tensor],
-    model: nn.Module,
     weights: dict[str, Tensor],
     arguments: dict[str, Any],
     data: dict[str, Any],
 ) -> Adopted:
-    """The weights, if an InfViT with these arguments computes the same from them."""
+    """The weights, if an InfViT with softmax attention computes the same from them."""
+    ours = same_function(source, run, SOFTMAX, weights, arguments | {"attention": "softmax"})
+    return ours.state_dict(), plain(ours.arguments) | {"architecture": SOFTMAX}, data
+
+
+def same_function(
+    source: str, run: Callable[[Tensor], Tensor], name: str, weights: dict[str, Tensor], arguments: dict[str, Any]
+) -> InfViT:
+    """The InfViT of a name and arguments with these weights, refused unless it computes what ``run`` does."""
     options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
-    reason = f"{source} is not a plain vision transformer: an InfViT with softmax attention does not compute the same"
+    names = ", ".join(dict.fromkeys(layer_names(options["attention"], options["depth"])))
+    reason = f"{source} is not a plain vision transformer: an InfViT with {names} attention does not compute the same"
     try:
-        ours = InfViT(**options, attention="softmax").eval()
+        ours: InfViT = timm.create_model(name, **options).eval()  # type: ignore[assignment]
         ours.load_state_dict(weights)
     except (RuntimeError, ValueError) as error:
         raise ValueError(reason) from error
-    size = ours.patch_embed.img_size
-    images = torch.randn(1, ours.in_chans, *size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, ours.in_chans, *ours.patch_embed.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         given, wanted = ours(images), run(images)
     if given.shape != wanted.shape or (given - wanted).abs().max() > CLOSE * max(1.0, float(wanted.abs().max())):
         raise ValueError(reason)
-    return ours.state_dict(), plain(ours.arguments) | {"architecture": SOFTMAX}, data
+    return ours
 
 
 @contextlib.contextmanager

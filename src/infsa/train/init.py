@@ -1,7 +1,7 @@
 """Weights to start from: found by name or path, fitted to the recipe, and loaded with a classifier for the data.
 
 Nothing is fetched. A source is the name of a shipped model, a .safetensors file, a saved folder, the folder of a run or
-one of its checkpoints, or ``timm:NAME`` and ``hf:NAME`` for a plain vision transformer whose weights are on this disk.
+one of its checkpoints, a converted plain vision transformer, or ``timm:NAME`` and ``hf:NAME`` for one on this disk.
 """
 
 import dataclasses
@@ -16,8 +16,9 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
+from ..conversion import as_infvit, load_converted
 from ..models import InfViT, list_models, read_weights
-from ..models.adopt import adopt_hugging_face, adopt_timm, is_plain_vit
+from ..models.adopt import adopt_hugging_face, adopt_timm, data_facts, is_plain_vit
 from ..models.folder import DEFAULT_ARCHITECTURE, plain, resolved_arguments
 from ..models.header import permitted_arguments, read_header
 from ..models.presets import SHIPPED, fit_weights, shipped_weights
@@ -82,7 +83,10 @@ def _from_path(path: Path) -> Start:
     if "facts" in header:
         return _from_checkpoint(file, *read_checkpoint(file))
     if "conversion" in header:
-        raise ValueError(f"{file} holds a converted model; training starts from models of infsa.list_models()")
+        model = as_infvit(load_converted(file))
+        config: Any = model.pretrained_cfg
+        arguments = plain(resolved_arguments(model)) | {"architecture": config["architecture"]}
+        return Start(str(path), model.state_dict(), arguments, data_facts(config))
     return Start(str(path), *read_weights(file), read_data_config(file))
 
 
