@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def facts_table() -> str:
     """Accuracy and attention maps of three mechanisms."""
     quality, alignment = (read_json(RESULTS / f"{name}.json")["groups"] for name in ("attention-quality", "alignment"))
-    rows = [[f"top-1, shard {shard}, %", *(accuracy(shard, name) for name in NAMES)] for shard in "ab"]
+    rows = [[f"top-1, class set {shard}, %", *(accuracy(shard, name) for name in NAMES)] for shard in "ab"]
     removal = [quality[name]["removal"]["mean"]["methods"]["last"] for name in NAMES]
     boxes = [quality[name]["boxes"]["rules"]["centre"]["methods"]["last"] for name in NAMES]
     rows.append(["MoRF-AOC of the map, %", *(cell(found["aoc"], images=False) for found in removal)])
@@ -30,7 +30,7 @@ def facts_table() -> str:
     )
     rows.append(["ROC-AUC of the map against boxes, %", *(cell(found["roc"], images=False) for found in boxes)])
     cosines = [cell(alignment[name]["all_layers"]["cosine"]["a"], 1, 3, images=False) for name in NAMES]
-    rows.append(["cosine of the ranking a with the Perron vector", *cosines])
+    rows.append(["cosine of a, from its q and k, with the Perron vector", *cosines])
     return Table(["measured, mean ± deviation over runs", *NAMES.values()], rows).markdown()
 
 
@@ -43,7 +43,7 @@ def cost_table() -> str:
         "InfViT Linear 4L-64H, parameters": "parameters, M",
     }
     lines = [[label, f"{rows[claim]['paper']:g}", f"{rows[claim]['ours']:.2f}"] for claim, label in wanted.items()]
-    return Table(["Linear InfViT-4L-64H", "paper", "ours"], lines).markdown()
+    return Table(["`infvit_linear_4l64h_patch16_224`", "paper", "ours"], lines).markdown()
 
 
 def candidates_table() -> str:

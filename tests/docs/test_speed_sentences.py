@@ -1,10 +1,11 @@
-"""What docs/benchmarks.md and docs/kernels.md say in words follows from the committed benchmarks."""
+"""What the pages say in words about speed follows from the committed benchmarks."""
 
 import math
 import statistics
 from functools import cache
 
 import pytest
+from pages.paper_table import crossover_table
 
 from infsa.bench.scaling import groups_of_sizes, median, memory_slopes, paper_crossover, series, slopes
 from infsa.files import read_json
@@ -223,7 +224,39 @@ KERNELS = {
         and any_size()["fixed"]["9216 fp8"]["relative"] < 0.1
     ),
 }
-PAGES = {"docs/benchmarks.md": SENTENCES, "docs/kernels.md": KERNELS}
+
+
+def fast(kind):
+    """Milliseconds of inference at 1024² through ``fast``: 4 layers, the ViT with 16 heads."""
+    return read_json(RESULTS / "models-h200.json")["rows"][f"{kind} fast infer 1024"]["ms"]
+
+
+def crossovers():
+    """One sentence on several pages: from how many tokens on Linear-InfSA is faster than fused softmax."""
+    table = crossover_table(read_json(RESULTS / "bench-h200.json"))
+    fused = next(cells for label, *cells in table.rows if label.startswith("softmax") and "unfused" not in label)
+    deep = timed("infsa_linear", 1024, config="24L-16H")
+    return all(
+        f"({tokens} tokens)" in cell for tokens, cell in zip(("2,500", "350", "5,000"), fused, strict=True)
+    ) and deep > max(timed(name, 1024, config="24L-16H") for name in QUADRATIC[1:])
+
+
+CROSSOVERS = {"crossovers": crossovers}
+FRONT = CROSSOVERS | {
+    "thirteen-times-unfused": SENTENCES["thirteen-times-unfused"],
+    "fused-compiled-four": lambda: (
+        SENTENCES["fused-eager-one-and-a-half"]()
+        and SENTENCES["fused-compiled-four-energy-three"]()
+        and 1.8 < fast("vit") / fast("linear") < 2.3
+    ),
+}
+PAGES = {
+    "README.md": FRONT,
+    "docs/benchmarks.md": SENTENCES,
+    "docs/kernels.md": KERNELS,
+    "docs/choosing.md": CROSSOVERS,
+    "docs/faq.md": CROSSOVERS,
+}
 
 
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, found in PAGES.items() for name in found])
