@@ -250,10 +250,10 @@ class Engine:
             if name == "largest":
                 merged[name] = torch.maximum(sums[name], value)
                 continue
-            value = self._wide(value)
             if self.weights is not None:
-                value = value * self.weights[:, tile.number].reshape(-1, *[1] * (value.dim() - 1)).to(value)
-            merged[name] = sums[name] + value
+                weight = self.weights[:, tile.number].to(sums[name].dtype)
+                value = value * weight.reshape(-1, *[1] * (value.dim() - 1))
+            merged[name] = sums[name] + value  # widened inside the addition
         return merged
 
     def _refuse(self, bad: BadTile) -> None:
