@@ -296,7 +296,10 @@ class SpilledGradients(Gradients):
     def tiles(self, layer: int) -> Iterator[tuple[Tile, Tensor]]:
         """Tiles with their kept tokens, as leaves."""
         for number in self.numbers:
-            x = self.checkpoints.at(number, layer).to(self.network.device)
+            self.engine.feed.upload.turn()
+            x = self.engine.feed.upload(
+                self.checkpoints.at(number, layer), self.checkpoints.stores[layer].written(number)
+            )
             yield self.network.tiling[number], x.detach().requires_grad_()
 
     def undo_tile(
@@ -332,7 +335,7 @@ class SpilledGradients(Gradients):
     def _gradient(self, tile: Tile, like: Tensor) -> Tensor:
         if tile.number not in self.gradients:
             return torch.zeros_like(like)
-        return self.gradients.get(tile.number)[1].to(like.device)
+        return self.engine.feed.upload(self.gradients.get(tile.number)[1], self.gradients.written(tile.number))
 
     def _receive(self, tile: Tile, received: Tensor | None, *, add: bool) -> None:
         if received is None:

@@ -139,6 +139,7 @@ class Engine:
             slow = [number for number in numbers if spill.slow(number)]
             read = ahead((partial(spill.get, number) for number in slow), pool, 1)
             for number in numbers:
+                self.feed.upload.turn()
                 if spill.slow(number):
                     with profile.waiting("disk"):
                         level, x = next(read)

@@ -110,7 +110,7 @@ class Network:
         """What tokens (R, n, D) add to the sums of a step; ``central`` is the last round's central query."""
         if step.pool:
             x = self.model.norm(x)
-            count = x.new_tensor([x.shape[1]], dtype=accumulation_dtype(x.dtype)).expand(x.shape[0])
+            count = x.new_full(x.shape[:1], x.shape[1], dtype=accumulation_dtype(x.dtype))
             found = {"sum": x.sum(1, dtype=accumulation_dtype(x.dtype)), "count": count}
             return found | ({"largest": x.amax(1)} if self.model.global_pool != "avg" else {})
         block = self.model.blocks[step.layer]

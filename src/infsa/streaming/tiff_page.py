@@ -63,7 +63,7 @@ class TiffSource(Source):
         self.bands = not tiled and not self.rows_on_disk
         whole = self.segment[0] * self.segment[1] * self.contiguous * page.dtype.itemsize
         self.overhead = (32 << 20) + (0 if self.rows_on_disk else 4 * whole)
-        self.per_reader, self.unit = (0 if self.rows_on_disk else 2 * whole), self.segment[0]
+        self.per_reader, self.unit = (0, 1) if self.rows_on_disk else (2 * whole, self.segment[0])
         self.file = os.open(path, os.O_RDONLY)
         if self.rows_on_disk:
             dtype, shape = page.dtype.newbyteorder(page.parent.byteorder), (self.height, self.width, self.contiguous)
