@@ -112,7 +112,14 @@ class MapPass:
     def write(self, path: str | Path) -> Path:
         """Write the map as OME-TIFF, tiled TIFF or Zarr, by the ending, with an overview beside it; return its path."""
         path = Path(path)
-        overview = Overview(self.network.grid)
+        try:
+            return self._write(path, Overview(self.network.grid))
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def _write(self, path: Path, overview: "Overview") -> Path:
         if path.suffix == ".zarr":
             self._write_zarr(path, overview)
         elif is_ome(path):
