@@ -121,21 +121,20 @@ class Feed:
     def _shared(self, tile: Tile, pool: ThreadPoolExecutor) -> Window:
         """A tile that all threads read, put together where a GPU copies from."""
         try:
-            edges = self._edges(tile.read[0], tile.read[2])
-            parts: list[Any] = list(pool.map(lambda edge: self._rows(*edge, *tile.read[1::2]), edges))
+            top, left, bottom, right = tile.read
+            edges = self._edges(top, bottom)
+            parts: list[Any] = list(pool.map(lambda edge: self._rows(*edge, left, right), edges))
         except (OSError, ValueError) as error:
             return tile, BadTile(tile, " ".join(str(error).split()))
         count = parts[0].shape[2]
         if self.colours.has_opacity(count) and all(pool.map(is_opaque, parts)):
             count -= 1
-        (_, left, _, right), dtype = tile.read, parts[0].dtype.newbyteorder("=")
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-        shape = (tile.read[2] - tile.read[0], right - left, count)
-        whole = torch.empty(shape, dtype=kind, pin_memory=self.upload.cuda)
+        kind = torch.from_numpy(np.empty(0, parts[0].dtype.newbyteorder("="))).dtype
+        whole = torch.empty(bottom - top, right - left, count, dtype=kind, pin_memory=self.upload.cuda)
         target = whole.numpy()
 
         def place(edge: tuple[int, int], part: Pixels) -> None:
-            target[edge[0] - tile.read[0] : edge[1] - tile.read[0]] = part[..., :count]
+            target[edge[0] - top : edge[1] - top] = part[..., :count]
 
         list(pool.map(place, edges, parts))
         return tile, whole

@@ -116,9 +116,9 @@ class Network:
         block = self.model.blocks[step.layer]
         attn = attention(block)
         x = block.norm1(x)  # type: ignore[operator]
-        found = self._by_kernels(x, attn, central)
-        if found is not None:
-            return found
+        by_kernels = self._by_kernels(x, attn, central)
+        if by_kernels is not None:
+            return by_kernels
         q, k = attn._project(x)
         with torch.autocast(self.device.type, enabled=False):
             if central is None:

@@ -25,6 +25,16 @@ SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpret
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a stream may use, as it was asked for; see :func:`infsa.stream`."""
+
+    strategy: str = "auto"
+    memory: str | int | None = None
+    device_memory: str | int | None = None
+    scratch: str | Path | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a stream will do: the side of its tiles, and in which memory tokens stay between passes.
 
@@ -75,30 +85,18 @@ class Plan:
         return f"{size}; {threads}; tokens: {kept}"
 
 
-def plan(
-    network: Network,
-    feed: Feed,
-    strategy: str,
-    memory: str | int | None,
-    scratch: str | Path | None,
-    working: int,
-    stored: int,
-    device_memory: str | int | None = None,
-    why: str = "as asked",
-) -> Plan:
+def plan(network: Network, feed: Feed, limits: Limits, working: int, stored: int, why: str = "as asked") -> Plan:
     """Lay out a stream within the memory, or say in one line how much it needs.
 
     Args:
         network: the model.
         feed: the image; how many tiles it reads ahead is set here.
-        strategy: ``"auto"``, ``"recompute"`` or ``"spill"``.
-        memory: all that the process may hold.
-        scratch: folder for tokens that do not fit.
+        limits: the strategy, memory and folder.
         working: bytes that the computation on one tile takes.
         stored: bytes of all tokens that a spill would keep.
-        device_memory: all that may be held on the GPU.
         why: the tiles have their side.
     """
+    strategy, memory, scratch = limits.strategy, limits.memory, limits.scratch
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {list(STRATEGIES)}, got {strategy!r}")
     if strategy == "recompute" and scratch is not None:
@@ -106,7 +104,7 @@ def plan(
     tiling, gpu = network.tiling, network.device.type == "cuda"
     rows, columns = (step * patch for step, patch in zip(tiling.step, tiling.patch, strict=True))
     count = tiling.step[0] * tiling.step[1]
-    on_device = device_room(network, feed, working, device_memory)
+    on_device = device_room(network, feed, working, limits.device_memory)
     base = resident()
     fetched = 0 if scratch is None else 2 * count * network.model.embed_dim * network.dtype.itemsize
     fixed = base + feed.source.overhead + (0 if gpu else working) + fetched + SLACK

@@ -18,7 +18,7 @@ from .maps import MapPass, check_map
 from .network import Network
 from .placement import Placement
 from .places import check_outputs
-from .plan import Plan, plan, stored_bytes, tile_side, working_bytes
+from .plan import Limits, Plan, plan, stored_bytes, tile_side, working_bytes
 from .regions import COUNT, SHARE, Region, check_rule, find_regions, write_regions
 from .scene import SceneCode
 from .source import Colours, Source, open_source
@@ -139,7 +139,8 @@ def stream(
         torch.Size([1, 10])
     """
     opened = open_source(source, level, series=series, page=page, bands=bands)
-    side, why = _side(model, opened, tile, device_memory)
+    limits = Limits(strategy, memory, device_memory, scratch)
+    side, why = _side(model, opened, tile, limits)
     network, feed = prepare(model, opened, side)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
@@ -151,8 +152,8 @@ def stream(
     written = (None if isinstance(map, bool) else map, code, state, regions)
     places = [None if place is None else Path(place) for place in written]
     check_outputs(opened.name, *places, overwrite=overwrite)
-    needs = working_bytes(network), -(-stored_bytes(network) * len(chosen) // whole)
-    laid = plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+    stored = -(-stored_bytes(network) * len(chosen) // whole)
+    laid = plan(network, feed, limits, working_bytes(network), stored, why)
     spill = next(iter(laid.stores(network)), None)
     engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress, ranks=ranks)
     engine.extra_passes = int(bool(map or regions))
@@ -183,14 +184,14 @@ def plan_stream(
         >>> plan.tile, plan.tiers["file"]
         ((64, 64), 0)
     """
-    opened = open_source(source)
-    side, why = _side(model, opened, tile, device_memory)
+    opened, limits = open_source(source), Limits(strategy, memory, device_memory, scratch)
+    side, why = _side(model, opened, tile, limits)
     network, feed = prepare(model, opened, side)
-    needs = working_bytes(network), stored_bytes(network)
-    return plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+    return plan(network, feed, limits, working_bytes(network), stored_bytes(network), why)
 
 
-def _side(model: InfViT, source: Source, tile: int | None, device_memory: str | int | None) -> tuple[int, str]:
+def _side(model: InfViT, source: Source, tile: int | None, limits: Limits) -> tuple[int, str]:
+    device_memory = limits.device_memory
     return tile_side(model, tile, 1024, device_memory, lambda side: working_bytes(prepare(model, source, side)[0]))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.file)
 
     def read(self, size: int) -> bytes:
         """The next bytes, at most so many."""
@@ -31,10 +33,6 @@ class OpenFile:
     def seek(self, offset: int, whence: int) -> int:
         """Stand at another place, and say which."""
         return os.lseek(self.file, offset, whence)
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            os.close(self.file)
 
 
 class StripSource(Source):
