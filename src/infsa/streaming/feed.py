@@ -123,7 +123,7 @@ class Feed:
         try:
             top, left, bottom, right = tile.read
             edges = self._edges(top, bottom)
-            parts: list[Any] = list(pool.map(lambda edge: self._rows(*edge, left, right), edges))
+            parts: list[Any] = list(pool.map(lambda edge: self._rows(edge[0], edge[1], left, right), edges))
         except (OSError, ValueError) as error:
             return tile, BadTile(tile, " ".join(str(error).split()))
         count = parts[0].shape[2]
