@@ -192,7 +192,8 @@ def slides() -> str:
             rate, reads = row["seconds_per_megapixel"], PASSES[row["run"]]
             kept = size * 1e6 / PATCH**2 * WIDTH * 2 / 1e9 if row["run"] == "spill" else 0
             hours = rate * size * SLIDES / GPUS / 3600
-            cells = [row["run"], f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f} megapixels/s"]
+            name = f"{row['run']} to {row['where']}" if "where" in row else row["run"]
+            cells = [name, f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f} megapixels/s"]
             lines.append(f"| {' | '.join([*cells, f'{kept:.0f} GB'])} |")
     what = f"{SLIDES:,} slides of {SIDE:,} × {SIDE:,} pixels on {GPUS} GPUs, bfloat16"
     return "\n".join([*lines, "", f"{what}.", ""])

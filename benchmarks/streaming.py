@@ -3,11 +3,11 @@
     python benchmarks/streaming.py image orion-18000.jpg --memory 2GiB --scratch /scratch   one image, command line
     python benchmarks/streaming.py strategies orion-18000.jpg --side 3072                   a crop, every strategy
     python benchmarks/streaming.py coverage orion-18000.jpg --subsets 200                   90 % intervals
-    python benchmarks/streaming.py gpu --side 9216                                          in memory and streamed
+    python benchmarks/streaming.py gpu orion-18000.jpg                     9216² in memory and streamed, files, shared
     python benchmarks/streaming.py compare orion-18000.jpg --against OLD/src                this code and other code
 
 Every section writes its own part of results/streaming.json (``gpu``: results/streaming-gpu.json) and leaves the others
-as they are. Memory is the peak resident set that the system counted for a process of its own.
+as they are. Memory is the peak resident set that the system counted for a process of its own, or the GPU allocator's.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from pages.marks import write_tables
 from PIL import Image
+from streaming_files import files, shared, summary, timed
 
 import infsa
 from infsa.files import read_json, write_json
@@ -39,14 +40,17 @@ COMMAND = [sys.executable, "-c", "from infsa.cli import main; main()", "stream"]
 
 def main() -> None:
     options = arguments()
-    section: dict[str, Any] = options.run(options)
-    section["provenance"] = provenance(getattr(options, "device", None))
     path = Path(options.out or RESULTS / ("streaming-gpu.json" if options.section == "gpu" else "streaming.json"))
-    before = read_json(path) if path.exists() else {}
-    write_json({**before, options.section: section}, path)
-    print(json.dumps(section, indent=1))
+    jobs: dict[str, Any] = {options.section: options.run}
+    if options.section == "gpu":
+        jobs |= {"shared": shared, "files": files} if options.file else {"shared": shared}
+    found: dict[str, Any] = {}
+    for name, job in jobs.items():  # each is written when it is done
+        found[name] = {**job(options), "provenance": provenance(getattr(options, "device", None))}
+        write_json({**(read_json(path) if path.exists() else {}), name: found[name]}, path)
     if options.out is None:
         draw()
+    print(summary(found) if options.section == "gpu" else json.dumps(found[options.section], indent=1))
 
 
 def arguments() -> argparse.Namespace:
@@ -57,9 +61,8 @@ def arguments() -> argparse.Namespace:
         section = sections.add_parser(name)
         section.set_defaults(run=run)
         section.add_argument("--out", help="another file for the result")
-        section.add_argument("--tile", type=int, default={"coverage": 64}.get(name, 1024))
-        if name != "gpu":
-            section.add_argument("file")
+        section.add_argument("--tile", type=int, default={"coverage": 64, "gpu": None}.get(name, 1024))
+        section.add_argument("file", nargs="?" if name == "gpu" else None)
         if name == "image":
             section.add_argument("--memory", default="2GiB")
             section.add_argument("--scratch")
@@ -74,6 +77,11 @@ def arguments() -> argparse.Namespace:
             section.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.25])
         if name == "gpu":
             section.add_argument("--model", default="infvit_linear_4l64h_patch16_224")
+            section.add_argument("--files-model", default=MODEL, help="the other model for files, with its weights")
+            section.add_argument("--device-memory", default="16GiB", help="the budget for files")
+            section.add_argument("--copies", type=int, default=2, help="of the image along each side of the large TIFF")
+            section.add_argument("--runs", type=int, default=3)
+            section.add_argument("--scratch", help="folder for the TIFFs")
         if name in ("coverage", "gpu"):
             section.add_argument("--device", default="cuda" if name == "gpu" else "cpu")
     return parser.parse_args()
@@ -242,8 +250,11 @@ def coverage(options: argparse.Namespace) -> dict[str, Any]:
 # On a GPU
 
 
+LIMITS = {"device": 1.5, "host": 2.5}  # times the seconds in memory, in bfloat16
+
+
 def gpu(options: argparse.Namespace) -> dict[str, Any]:
-    """One large image in memory and streamed by both strategies: seconds, peak device memory, how well they agree."""
+    """One large image in memory and streamed, its tokens nowhere, on the GPU and in host memory: seconds and memory."""
     torch.manual_seed(0)
     device = torch.device(options.device)
     model = infsa.create_model(options.model).eval().to(device)
@@ -252,39 +263,41 @@ def gpu(options: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         for dtype in (torch.float32, torch.bfloat16):
             model, held = model.to(dtype), pixels.to(dtype)
-            reference, row = timed(lambda: model(held[None]), device)  # noqa: B023
-            rows.append({"run": "in memory", "dtype": str(dtype), **row})
-            for strategy in ("recompute", "spill"):
-                found, row = timed(
-                    lambda: infsa.stream(model, held, tile=options.tile, strategy=strategy).logits,  # noqa: B023
-                    device,
-                )
-                error = ((found - reference).float().norm() / reference.float().norm()).item()
-                rows.append({"run": strategy, "dtype": str(dtype), **row, "relative_error": error})
-
-    facts = {"model": options.model, "side": options.side, "tile": options.tile}
+            reference, memory = timed(lambda: model(held[None]), device, options.runs)  # noqa: B023
+            rows.append({"run": "in memory", "dtype": str(dtype), **memory})
+            for strategy, where in (("recompute", "nowhere"), ("spill", "device"), ("spill", "host")):
+                given = {"tile": options.tile, "strategy": strategy}
+                if where == "host" and device.type == "cuda":
+                    given["device_memory"] = least_device_memory(model, held, given)
+                result, row = timed(lambda: infsa.stream(model, held, **given), device, options.runs)  # noqa: B023
+                error = ((result.logits - reference).float().norm() / reference.float().norm()).item()
+                row |= {
+                    "ratio": row["seconds"] / memory["seconds"],
+                    "tiers": result.plan.tiers,
+                    "relative_error": error,
+                }
+                row |= {"plan": str(result.plan), "profile": result.profile.record()}
+                row |= {"limit": LIMITS[where]} if dtype == torch.bfloat16 and where in LIMITS else {}
+                row |= {"where": where} if where == "host" else {}
+                rows.append({"run": strategy, "dtype": str(dtype), **row})
+                print(rows[-1], flush=True)
+                del result
     for row in rows:
         row["seconds_per_megapixel"] = row["seconds"] / (options.side**2 / 1e6)
-    return {**facts, "rows": rows}
+    return {"model": options.model, "side": options.side, "tile": options.tile, "rows": rows}
 
 
-def timed(call: Any, device: torch.device, runs: int = 3) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The result, and the least seconds of several runs after a first one."""
-    call()
-    seconds = []
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(runs):
-        if cuda:
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        result = call()
-        if cuda:
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    peak = torch.cuda.max_memory_allocated(device) if cuda else None
-    return result, {"seconds": min(seconds), "device_peak": peak}
+def least_device_memory(model: torch.nn.Module, image: torch.Tensor, given: dict[str, Any]) -> int:
+    """A little more than the least that a stream of these tiles needs on the GPU: tokens find no room there."""
+    tile = infsa.streaming.plan_stream(model, image, **given).tile[0]
+    given["tile"] = tile  # the same with less memory
+    try:
+        infsa.streaming.plan_stream(model, image, **given, device_memory="1MiB")
+    except ValueError as error:
+        found = re.search(r"need ([\d.]+) ?(KiB|MiB|GiB)", str(error))
+        if found is not None:
+            return round(parse_bytes(f"{found[1]}{found[2]}") * 1.01) + 2**24
+    raise SystemExit("the stream did not say how much memory it needs on the GPU")
 
 
 # Documents
@@ -318,6 +331,10 @@ def streaming_table(results: dict[str, Any]) -> str:
             made = section["provenance"]
             machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
             notes.append(f"{device}: {machine}, `{section['model']}`")
+    lines += [
+        row_of("GPU", row["size"], f"{row['image']}, `{row['model']}`, {row['dtype'][6:]}, with map", row)
+        for row in results.get("files", {}).get("rows", [])
+    ]
     return "\n".join([*lines, "", f"{'; '.join(notes)}."]) + "\n"
 
 

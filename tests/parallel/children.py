@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from infsa import parallel
-from tests.parallel import groups, models, operators  # noqa: F401  # they register their checks
+from tests.parallel import groups, models, operators, streamed  # noqa: F401  # they register their checks
 from tests.parallel.checks import CHECKS, small
 
 

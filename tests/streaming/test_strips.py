@@ -163,3 +163,14 @@ def test_frames_are_chosen_and_the_first_is_said(tmp_path):
     frames[0].save(tmp_path / "still.png")
     with pytest.raises(ValueError, match="has 1 frame, got page=1"):
         open_source(tmp_path / "still.png", page=1)
+
+
+@pytest.mark.parametrize("name", ["image.jpg", "image.png"])
+def test_a_file_that_becomes_shorter_while_it_is_read_is_named(name, tmp_path):
+    """A mapped file would end the process."""
+    Image.fromarray(pixels(height=900, width=900)).save(tmp_path / name)
+    source = open_source(tmp_path / name)
+    source.read(0, 0, 16, 900)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:4000])
+    with pytest.raises(OSError, match=r"\w"):
+        source.read(16, 0, 900, 900)

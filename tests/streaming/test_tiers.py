@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import infsa
 from infsa.streaming import open_source, plan_stream, stream_backward
 from infsa.streaming.engine import Engine
+from infsa.streaming.feed import BadTile
 from infsa.streaming.plan import Plan, gpu_side
 from infsa.streaming.run import prepare
 from infsa.streaming.source import Colours
@@ -102,6 +103,46 @@ def test_strips_are_read_by_several_threads(tmp_path):
     for depth in (1, 3, 8):
         feed.depth = depth
         assert torch.equal(Engine(network, feed, range(len(network.tiling))).run()[0], expected)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 3, 4, "opaque"])
+def test_a_tile_that_all_threads_read_is_the_same(channels, kind, tmp_path):
+    """As on a GPU, whose tiles are few: of a tiled TIFF, in parts that begin with its tiles."""
+    array = pixels(4 if channels == "opaque" else channels, kind)
+    if channels == "opaque":
+        array[..., 3] = np.iinfo(kind).max
+    extra = {"extrasamples": ["unassalpha"]} if array.shape[2:] == (4,) else {}
+    colours = "rgb" if array.shape[2] > 1 else "minisblack"
+    pytest.importorskip("tifffile").imwrite(tmp_path / "a.tif", array, tile=(16, 32), photometric=colours, **extra)
+    _, alone = prepare(small(), open_source(tmp_path / "a.tif"), 56)
+    _, shared = prepare(small(), open_source(tmp_path / "a.tif"), 56)
+    shared.together, shared.depth = True, 3
+    read, tops = shared.source.read, set()
+    shared.source.read = lambda *window: tops.add(window[0]) or read(*window)
+    numbers = range(len(alone.tiling))
+    for (tile, window), (other, expected) in zip(shared(numbers), alone(numbers), strict=True):
+        assert tile == other
+        assert torch.equal(window, expected)
+    assert {top for top in tops if top % 56} == {16, 32, 64, 80}
+
+
+def test_damage_in_one_part_is_the_tile_s(monkeypatch):
+    source = open_source(pixels())
+    _, feed = prepare(small(), source, 24)
+    read = source.read
+
+    def damaged(top, left, bottom, right):
+        if top <= 50 < bottom and left <= 30 < right:
+            raise OSError("unreadable")
+        return read(top, left, bottom, right)
+
+    monkeypatch.setattr(source, "read", damaged)
+    feed.together, feed.depth = True, 4
+    found = list(feed(range(len(feed.tiling))))
+    bad = [window for _, window in found if isinstance(window, BadTile)]
+    assert [str(entry) for entry in bad] == ["tile 15 (pixels 48:72, 24:48): unreadable"]
+    assert len(found) == len(feed.tiling)
 
 
 def test_tiers_fill_one_after_the_other_and_change_nothing(tmp_path):

@@ -339,6 +339,16 @@ class LinearInfSA(InfSALayer):
             eps=self.eps,
         )
 
+    def projections(self) -> tuple[Projection, Projection | None, Projection] | None:
+        """Weight and bias of queries, keys (None: the queries) and values; None if a module is no plain one."""
+        scored = [self.q] if self.k is None else [self.q, self.k]
+        if not plain_layers(*scored) or type(self.v) is not nn.Linear:
+            return None
+        keys = None if self.k is None else _parameters(self.k)
+        if self.key_difference is not None:
+            keys = (self.q.weight + self.key_difference.weight(), self.q.bias)
+        return _parameters(self.q), keys, _parameters(self.v)
+
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         check_tokens(x, self.proj.out_features)
         q = split_heads(self.q(x), self.num_heads)
@@ -372,12 +382,8 @@ class LinearInfSA(InfSALayer):
             "eps": self.eps,
             "impl": self.impl,
         }
-        scored = [self.q] if self.k is None else [self.q, self.k]
-        if plain_layers(*scored) and type(self.v) is nn.Linear:
-            keys = None if self.k is None else _parameters(self.k)
-            if self.key_difference is not None:
-                keys = (self.q.weight + self.key_difference.weight(), self.q.bias)
-            projections = (_parameters(self.q), keys, _parameters(self.v))
+        projections = self.projections()
+        if projections is not None:
             return projected_values(x, self.num_heads, *projections, gamma=self.decay(), **options)
         x = zero_padding(x, key_mask)
         pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)

@@ -18,7 +18,7 @@ from ..ops.dtypes import accumulation_dtype
 from .engine import Engine, Report
 from .feed import BadTile
 from .network import Step, Sums
-from .plan import Plan, graph_bytes, plan, stored_bytes, tile_side
+from .plan import Limits, Plan, graph_bytes, plan, stored_bytes, tile_side
 from .run import prepare
 from .source import open_source
 from .spill import Spill
@@ -85,11 +85,12 @@ def stream_backward(
     network, feed = prepare(model, opened, side)
     kept = network.depth + 1 + network.pools_tokens  # the tokens of every layer, and their gradients
     stored = kept * stored_bytes(network)
-    laid = plan(network, feed, strategy, memory, scratch, graph_bytes(network, blocks), stored, device_memory, why)
+    limits = Limits(strategy, memory, device_memory, scratch)
+    laid = plan(network, feed, limits, graph_bytes(network, blocks), stored, why)
     spills = laid.folder is not None or laid.on_device + laid.room >= stored
     if not spills and strategy == "auto":
-        working = graph_bytes(network, network.depth)
-        laid = plan(network, feed, "recompute", memory, None, working, stored, device_memory, why)
+        limits = Limits("recompute", memory, device_memory)
+        laid = plan(network, feed, limits, graph_bytes(network, network.depth), stored, why)
     stores = laid.stores(network, kept) if spills else []
     checkpoints = Checkpoints(stores[1:]) if stores else None
     engine = Engine(network, feed, range(len(network.tiling)), checkpoints, budget=laid.budget, report=progress)
@@ -296,7 +297,10 @@ class SpilledGradients(Gradients):
     def tiles(self, layer: int) -> Iterator[tuple[Tile, Tensor]]:
         """Tiles with their kept tokens, as leaves."""
         for number in self.numbers:
-            x = self.checkpoints.at(number, layer).to(self.network.device)
+            self.engine.feed.upload.turn()
+            x = self.engine.feed.upload(
+                self.checkpoints.at(number, layer), self.checkpoints.stores[layer].written(number)
+            )
             yield self.network.tiling[number], x.detach().requires_grad_()
 
     def undo_tile(
@@ -332,7 +336,7 @@ class SpilledGradients(Gradients):
     def _gradient(self, tile: Tile, like: Tensor) -> Tensor:
         if tile.number not in self.gradients:
             return torch.zeros_like(like)
-        return self.gradients.get(tile.number)[1].to(like.device)
+        return self.engine.feed.upload(self.gradients.get(tile.number)[1], self.gradients.written(tile.number))
 
     def _receive(self, tile: Tile, received: Tensor | None, *, add: bool) -> None:
         if received is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from .network import Network, Step, Sums
 from .scene import SceneCode
 from .spill import Spill
 from .tiles import Tile
+
+if TYPE_CHECKING:
+    from ..parallel import Ranks
 
 
 class Progress(NamedTuple):
@@ -57,6 +60,7 @@ class Engine:
         weights: (R, tiles) weights of the tiles in R versions of the sums; None: one version, all 1.
         budget: bytes that the process may hold; when they are nearly used up, freed memory is given back.
         report: called after every tile.
+        ranks: processes that visit the other tiles of the image; each pass ends with the sums of all.
     """
 
     network: Network
@@ -67,6 +71,7 @@ class Engine:
     weights: Tensor | None = None
     budget: int | None = None
     report: Report | None = None
+    ranks: "Ranks | None" = None
     save: "Callable[[Engine, Bookmark], None] | None" = None
     skipped: list[BadTile] = field(default_factory=list)
     extra_passes: int = 0
@@ -139,6 +144,7 @@ class Engine:
             slow = [number for number in numbers if spill.slow(number)]
             read = ahead((partial(spill.get, number) for number in slow), pool, 1)
             for number in numbers:
+                self.feed.upload.turn()
                 if spill.slow(number):
                     with profile.waiting("disk"):
                         level, x = next(read)
@@ -208,7 +214,13 @@ class Engine:
                 self.save(self, Bookmark(position, done, sums))
         if len(self.skipped) == len(self.order):
             raise ValueError(f"no tile of {self.feed.source.name} could be read; the first: {self.skipped[0]}")
-        self.finish(step, sums)
+        self.finish(step, sums if self.ranks is None else self._of_all(sums, self.ranks))
+
+    def _of_all(self, sums: Sums, ranks: "Ranks") -> Sums:
+        """The sums of all ranks, the same on each."""
+        names = [name for name in sums if name != "largest"]
+        found = dict(zip(names, ranks.add(*(sums[name] for name in names)), strict=True))
+        return found | ({"largest": ranks.gather(sums["largest"]).amax(0)} if "largest" in sums else {})
 
     def finish(self, step: Step, sums: Sums) -> None:
         """Turn the sums of a pass into what the next ones need."""
@@ -228,9 +240,9 @@ class Engine:
         self.central = None
 
     def _start(self, step: Step) -> Sums:
-        """The sums of the prefix tokens alone; the pooling does not see those."""
+        """The sums of the prefix tokens alone, which the first rank has; the pooling does not see those."""
         x = self.prefix(step.layer)
-        if step.pool or x is None:
+        if step.pool or x is None or (self.ranks is not None and self.ranks.rank):
             x = self._expanded(torch.zeros(1, 1, self.network.model.embed_dim, dtype=self.network.dtype,
                                            device=self.network.device))  # fmt: skip
             like = self.network.contribution(x, step, self.central, self.network.tiling.window(0, 0, 1, 1))
@@ -250,10 +262,10 @@ class Engine:
             if name == "largest":
                 merged[name] = torch.maximum(sums[name], value)
                 continue
-            value = self._wide(value)
             if self.weights is not None:
-                value = value * self.weights[:, tile.number].reshape(-1, *[1] * (value.dim() - 1)).to(value)
-            merged[name] = sums[name] + value
+                weight = self.weights[:, tile.number].to(sums[name].dtype)
+                value = value * weight.reshape(-1, *[1] * (value.dim() - 1))
+            merged[name] = sums[name] + value  # widened inside the addition
         return merged
 
     def _refuse(self, bad: BadTile) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models import InfViT
 from .engine import Engine, Report
-from .plan import plan, stored_bytes, working_bytes
+from .plan import Limits, plan, stored_bytes, working_bytes
 from .run import prepare
 from .source import open_source
 
@@ -77,7 +77,7 @@ def estimate(
     weights = jackknife_weights(drawn, total).to(network.device)
     versions, kept = len(weights), len(weights) * count / total
     working, stored = versions * working_bytes(network), math.ceil(kept * stored_bytes(network))
-    laid = plan(network, feed, "auto", memory, None, working, stored)
+    laid = plan(network, feed, Limits(memory=memory), working, stored)
     order = drawn.sort().values.tolist()
     engine = Engine(network, feed, order, next(iter(laid.stores(network)), None), weights=weights, budget=laid.budget)
     engine.report = progress

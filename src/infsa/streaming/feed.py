@@ -2,21 +2,24 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .source import Colours, Pixels, Source
+from .source import Colours, Pixels, Source, is_opaque
 from .tiles import Tile, Tiling
 from .timing import Profile
-from .upload import Upload
+from .upload import RING, Upload, pinned_bytes
 
 T = TypeVar("T")
+Window = tuple["Tile", "Tensor | BadTile"]  # what a tile reads, or why there is nothing
 AHEAD = 2  # tiles cut out of a band that wait to be used
 BANDS = 4  # bands at once: the one in use, the next, and copies of that one while it is put together
 NOTHING: "tuple[tuple[int, int], Any]" = (0, 0), None  # first and last row of what is kept of a band, and its pixels
@@ -38,7 +41,7 @@ class BadTile(NamedTuple):
         return f"tile {self.tile.number} (pixels {top}:{bottom}, {left}:{right}): {self.reason}"
 
 
-def ahead(jobs: Iterator[Callable[[], T]], pool: ThreadPoolExecutor, depth: int = AHEAD) -> Iterator[T]:
+def ahead(jobs: Iterator[Callable[[], T]], pool: ThreadPoolExecutor, depth: int = AHEAD) -> Generator[T, None, None]:
     """The results of jobs in their order, of which ``depth`` are under way while one is used."""
     waiting: deque[Future[T]] = deque()
     try:
@@ -56,8 +59,9 @@ def ahead(jobs: Iterator[Callable[[], T]], pool: ThreadPoolExecutor, depth: int 
 class Feed:
     """Reads tiles of a source in the order asked for.
 
-    ``depth`` tiles are read and decoded ahead, by as many threads: one for every processor, or fewer if the plan finds
-    no room for them. Readers hand on what they read as it is; numbers become floating on the device.
+    ``depth`` threads read and decode: one for every processor, or fewer if the plan finds no room for them. Each takes
+    a tile, or all take the next one together where tiles are few and large, as on a GPU. Readers hand on what they read
+    as it is; numbers become floating on the device.
     """
 
     def __init__(self, source: Source, tiling: Tiling, colours: Colours) -> None:
@@ -65,48 +69,77 @@ class Feed:
         self.depth = cores()
         self.profile = Profile()
         self.upload = Upload(colours.device)
+        self.together = self.upload.cuda and not source.model_input
         self._kept = NOTHING
 
-    def __call__(self, numbers: Sequence[int]) -> Iterator[tuple[Tile, Tensor | BadTile]]:
+    def __call__(self, numbers: Sequence[int]) -> Iterator[Window]:
         """Tiles with what they read on the device, or with the reason why there is nothing."""
         if not numbers:
             return
         self.source.restart()
         self._kept = NOTHING
-        with ThreadPoolExecutor(self.depth) as pool:
+        with ThreadPoolExecutor(self.depth) as pool, ThreadPoolExecutor(AHEAD) as leaders:
             if self.source.bands:
                 found = self._by_bands(numbers, pool)
+            elif self.together:
+                found = ahead((partial(self._shared, self.tiling[number], pool) for number in numbers), leaders)
             else:
                 found = ahead((partial(self._read, self.tiling[number]) for number in numbers), pool, self.depth)
-            while True:
-                with self.profile.waiting("reading"):
-                    tile, pixels = next(found, (None, None))
-                if tile is None or pixels is None:
-                    return
-                if not isinstance(pixels, BadTile):
-                    with self.profile.waiting("copying"):
-                        pixels = self.upload(pixels)
-                yield tile, pixels
+            with closing(found):  # so that nothing more is read for a stream that ends early
+                while True:
+                    with self.profile.waiting("reading"):
+                        tile, pixels = next(found, (None, None))
+                    if tile is None or pixels is None:
+                        return
+                    if not isinstance(pixels, BadTile):
+                        self.upload.turn()
+                        with self.profile.waiting("copying"):
+                            pixels = self.upload(pixels)
+                    yield tile, pixels
 
     def held(self, depth: int | None = None) -> int:
         """Bytes of pixels that wait or are read at any moment."""
         depth = self.depth if depth is None else depth
         rows, columns = self.tiling.most_read
+        pixel = self.source.channels * self.source.itemsize
+        one = rows * columns * pixel
+        pinned = (AHEAD + RING) * pinned_bytes(one) if self.upload.cuda else 0
         readers = max(0, depth - 2) * self.source.per_reader
         if self.source.bands:
-            band = rows * self.source.width * self.source.channels * self.source.itemsize
-            cut = AHEAD * rows * columns * self.source.channels * self.source.itemsize if self.upload.cuda else 0
-            return BANDS * band + cut + (0 if self.source.sequential else readers)
-        return (depth + 2) * rows * columns * self.source.channels * self.source.itemsize + readers
+            return BANDS * rows * self.source.width * pixel + pinned + (0 if self.source.sequential else readers)
+        if self.together:
+            return AHEAD * one + pinned + readers
+        return (depth + 2) * one + pinned + readers
 
-    def _read(self, tile: Tile) -> tuple[Tile, Tensor | BadTile]:
+    def _read(self, tile: Tile) -> Window:
         try:
             with self.profile.reading():
                 return tile, self.upload.pinned(self.colours.raw(self.source.read(*tile.read)))
         except (OSError, ValueError) as error:
             return tile, BadTile(tile, " ".join(str(error).split()))
 
-    def _by_bands(self, numbers: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[tuple[Tile, Tensor | BadTile]]:
+    def _shared(self, tile: Tile, pool: ThreadPoolExecutor) -> Window:
+        """A tile that all threads read, put together where a GPU copies from."""
+        try:
+            top, left, bottom, right = tile.read
+            edges = self._edges(top, bottom)
+            parts: list[Any] = list(pool.map(lambda edge: self._rows(edge[0], edge[1], left, right), edges))
+        except (OSError, ValueError) as error:
+            return tile, BadTile(tile, " ".join(str(error).split()))
+        count = parts[0].shape[2]
+        if self.colours.has_opacity(count) and all(pool.map(is_opaque, parts)):
+            count -= 1
+        kind = torch.from_numpy(np.empty(0, parts[0].dtype.newbyteorder("="))).dtype
+        whole = torch.empty(bottom - top, right - left, count, dtype=kind, pin_memory=self.upload.cuda)
+        target = whole.numpy()
+
+        def place(edge: tuple[int, int], part: Pixels) -> None:
+            target[edge[0] - top : edge[1] - top] = part[..., :count]
+
+        list(pool.map(place, edges, parts))
+        return tile, whole
+
+    def _by_bands(self, numbers: Sequence[int], pool: ThreadPoolExecutor) -> Generator[Window, None, None]:
         """Whole bands are read once; their tiles are cut out one by one."""
         per_band = self.tiling.shape[1]
         bands = (list(group) for _, group in groupby(numbers, key=lambda number: number // per_band))
@@ -125,17 +158,20 @@ class Feed:
         except (OSError, ValueError) as error:
             return numbers, " ".join(str(error).split())
 
-    def _rows(self, top: int, bottom: int) -> "Pixels | Tensor":
+    def _rows(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> "Pixels | Tensor":
         with self.profile.reading():
-            return self.source.read(top, 0, bottom, self.source.width)
+            return self.source.read(top, left, bottom, self.source.width if right is None else right)
 
-    def _parts(self, top: int, bottom: int, pool: ThreadPoolExecutor) -> "Pixels | Tensor":
-        """Whole rows, read in parts that begin where the reader begins to decode, by all threads."""
+    def _edges(self, top: int, bottom: int) -> list[tuple[int, int]]:
+        """Rows in a part for each thread; parts begin where the reader begins to decode."""
         unit = self.source.unit
         units = range(top // unit, -(-bottom // unit))
         cuts = sorted({units[len(units) * part // self.depth] * unit for part in range(1, self.depth)})
-        edges = [top, *(cut for cut in cuts if top < cut < bottom), bottom]
-        parts = list(pool.map(lambda edge: self._rows(*edge), pairwise(edges)))
+        return list(pairwise([top, *(cut for cut in cuts if top < cut < bottom), bottom]))
+
+    def _parts(self, top: int, bottom: int, pool: ThreadPoolExecutor) -> "Pixels | Tensor":
+        """Whole rows, read by all threads."""
+        parts = list(pool.map(lambda edge: self._rows(*edge), self._edges(top, bottom)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _sequential(self, top: int, bottom: int) -> "Pixels | Tensor":
@@ -150,7 +186,7 @@ class Feed:
         self._kept = (first, bottom), np.array(rows[first - top :])  # without the rest of the band
         return rows
 
-    def _cut(self, tile: Tile, band: "Pixels | Tensor | str") -> tuple[Tile, Tensor | BadTile]:
+    def _cut(self, tile: Tile, band: "Pixels | Tensor | str") -> Window:
         if isinstance(band, str):
             return tile, BadTile(tile, band)
         _, left, _, right = tile.read

@@ -1,6 +1,7 @@
 """An array on disk that is read, not mapped: mapped pages would count as memory of the process."""
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ class FileArray:
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
         self.dtype, self.shape, self.ndim, self.offset = dtype, shape, len(shape), offset
         self.file = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            os.close(self.file)
+        weakref.finalize(self, os.close, self.file)
 
     def __getitem__(self, window: tuple[slice, ...]) -> NDArray[Any]:
         """Rows and columns of all planes, ``[y, x]`` for (H, W[, C]) and ``[:, y, x]`` for (C, H, W)."""

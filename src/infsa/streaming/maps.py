@@ -5,7 +5,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from .placement import Placement
 from .places import MARK
 from .readers import needed
 from .tiles import Tile
+
+if TYPE_CHECKING:
+    from ..parallel import Ranks
 
 OVERVIEW = 1024  # longest side of the overview
 
@@ -47,22 +50,22 @@ class MapPass:
 
     @torch.no_grad()
     def tiles(self) -> Iterator[tuple[Tile, Map]]:
-        """Tiles in their order with their part of the map, (rows, columns); zeros where a tile was skipped."""
+        """Tiles of this process, row by row, with their part of the map, (rows, columns); zeros for skipped ones."""
         total = self._total()
-        tiling, numbers = self.network.tiling, range(len(self.network.tiling))
+        tiling, numbers = self.network.tiling, sorted(self.engine.order)
         bad = {entry.tile.number for entry in self.engine.skipped}
-        patches = sum(tiling[number].tokens for number in numbers if number not in bad)
+        patches = math.prod(self.network.grid) - sum(tiling[number].tokens for number in bad)
         if total == 0:
             warnings.warn("the attention map was all zero and became uniform", stacklevel=2)
         found = self.engine.tokens(self.layer, [number for number in numbers if number not in bad])
-        for number in numbers:
+        for done, number in enumerate(numbers, start=1):
             if number in bad:
                 tile = tiling[number]
                 yield tile, np.zeros((tile.rows, tile.columns), np.float32)
                 continue
             tile, x = next(found)
             part = self._weights(x) / total if total else torch.full_like(x[0, :, 0], 1 / patches)
-            self.engine.announce(number + 1, len(numbers), tile, "map")
+            self.engine.announce(done, len(numbers), tile, "map")
             yield tile, part.float().cpu().numpy().reshape(tile.rows, tile.columns)
 
     def blocks(self) -> Iterator[Map]:
@@ -90,8 +93,17 @@ class MapPass:
     def array(self) -> Map:
         """The whole map in memory, (h, w)."""
         if self.values is None:
-            self.values = np.concatenate(list(self.blocks()))
+            ranks = self.engine.ranks
+            self.values = np.concatenate(list(self.blocks())) if ranks is None else self._of_all(ranks)
         return self.values
+
+    def _of_all(self, ranks: "Ranks") -> Map:
+        """The map with the tiles of all ranks."""
+        own = torch.zeros(self.network.grid)
+        for tile, part in self.tiles():
+            own[tile.in_grid] = torch.from_numpy(part)
+        found: Map = ranks.add(own.to(self.network.device))[0].cpu().numpy()
+        return found
 
     def placement(self) -> Placement:
         """Where its patches lie in the image."""
@@ -100,7 +112,14 @@ class MapPass:
     def write(self, path: str | Path) -> Path:
         """Write the map as OME-TIFF, tiled TIFF or Zarr, by the ending, with an overview beside it; return its path."""
         path = Path(path)
-        overview = Overview(self.network.grid)
+        try:
+            return self._write(path, Overview(self.network.grid))
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def _write(self, path: Path, overview: "Overview") -> Path:
         if path.suffix == ".zarr":
             self._write_zarr(path, overview)
         elif is_ome(path):

@@ -16,6 +16,7 @@ from ..nn import LinearInfSA
 from ..nn.infsa import merge_heads, project_out, project_values
 from ..ops.dtypes import accumulation_dtype
 from ..ops.linear import Pooled
+from ..ops.linear import tiles as kernels
 from ..ops.linear.state import LinearState, energies, key_scores
 from .embedding import PixelEmbedding
 from .source import Colours
@@ -48,6 +49,7 @@ class Network:
         for block in model.blocks:
             if block.attn.queries > self.tokens:  # type: ignore[union-attr,operator]
                 raise ValueError(f"queries must be at most the {self.tokens} tokens, got {attention(block).queries}")
+        self._aim: tuple[Tensor, kernels.Aim] | None = None  # the last central query, and how kernels want it
         self.pools_tokens = model.global_pool != "token" and model.readout == "last"
         self.steps = [
             Step(layer, turn)
@@ -108,12 +110,15 @@ class Network:
         """What tokens (R, n, D) add to the sums of a step; ``central`` is the last round's central query."""
         if step.pool:
             x = self.model.norm(x)
-            count = x.new_tensor([x.shape[1]], dtype=accumulation_dtype(x.dtype)).expand(x.shape[0])
+            count = x.new_full(x.shape[:1], x.shape[1], dtype=accumulation_dtype(x.dtype))
             found = {"sum": x.sum(1, dtype=accumulation_dtype(x.dtype)), "count": count}
             return found | ({"largest": x.amax(1)} if self.model.global_pool != "avg" else {})
         block = self.model.blocks[step.layer]
         attn = attention(block)
         x = block.norm1(x)  # type: ignore[operator]
+        by_kernels = self._by_kernels(x, attn, central)
+        if by_kernels is not None:
+            return by_kernels
         q, k = attn._project(x)
         with torch.autocast(self.device.type, enabled=False):
             if central is None:
@@ -122,6 +127,22 @@ class Network:
                 weights = key_scores(central, k, activation=attn.activation)
                 values = q if step.round < attn.iterations else x.unsqueeze(1)
             return dict(vars(LinearState.of(weights, values)))
+
+    def _by_kernels(self, x: Tensor, attn: LinearInfSA, central: Tensor | None) -> Sums | None:
+        """The sums by the kernels that the layer itself would run; None where it runs none."""
+        projections = attn.projections() if attn.iterations == attn.queries == 1 else None
+        if projections is None:
+            return None
+        weights = kernels.Weights(attn.num_heads, *projections, attn.activation, attn.impl)
+        if not kernels.kernels_do(x, weights):
+            return None
+        if central is None:
+            sums = kernels.energy_sums(x, weights)
+        else:
+            if self._aim is None or self._aim[0] is not central:
+                self._aim = central, kernels.aim_of(central, weights, x)
+            sums = kernels.score_sums(x, weights, self._aim[1])
+        return dict(zip(("absolute", "signed", "vectors"), sums, strict=True))
 
     def _grouped(self, weights: Tensor, count: int, tile: Tile | None) -> Tensor:
         """Weights (R, H, n) as (R, H, m, n), zero outside a token's own group."""

@@ -16,11 +16,22 @@ from .feed import Feed, cores
 from .memory import available, on_gpu, parse_bytes, resident, show_bytes
 from .network import Network, attention
 from .spill import FileSpill, Spill, Tiers
-from .upload import RING
+from .upload import RING, pinned_bytes
 
 STRATEGIES = ("auto", "recompute", "spill")
 TOKENS = 1 << 16  # of a tile on a GPU: enough to fill it
+DEVICE_SLACK = 96 << 20  # for the work space of matrix products
 SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpreter touches when it ends
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a stream may use, as it was asked for; see :func:`infsa.stream`."""
+
+    strategy: str = "auto"
+    memory: str | int | None = None
+    device_memory: str | int | None = None
+    scratch: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Plan:
     tile: tuple[int, int] = (0, 0)  # height and width in pixels
     tokens: int = 0  # of a whole tile
     why: str = ""  # the tile has this side
-    depth: int = 1  # tiles that are decoded ahead, each by a thread
+    depth: int = 1  # threads that decode ahead
 
     def stores(self, network: Network, count: int = 1) -> list[Spill]:
         """Stores for the tokens of so many layers, the first ones in the fastest memory; none if nothing is kept."""
@@ -49,7 +60,8 @@ class Plan:
             tiers = [Spill(here, network.device)] if here else []
             tiers += [Spill(there)] if there else []
             if self.folder is not None and here + there < each:
-                tiers.append(FileSpill(self.folder, network.tiling, network.model.embed_dim, network.dtype))
+                width, pinned = network.model.embed_dim, network.device.type == "cuda"
+                tiers.append(FileSpill(self.folder, network.tiling, width, network.dtype, pinned))
             device, host = device - here, host - min(there, each - here)
             if tiers:
                 found.append(Tiers(tiers))
@@ -68,35 +80,23 @@ class Plan:
                   "nowhere": "computed again in every pass"}  # fmt: skip
         kept = ", ".join(f"{show_bytes(size)} {places[name]}" for name, size in self.tiers.items() if size)
         height, width = self.tile
-        threads = f"{self.depth} tile{'s' * (self.depth > 1)} decoded ahead"
+        threads = f"decoded ahead by {self.depth} thread{'s' * (self.depth > 1)}"
         size = f"tiles of {height} × {width} px ({self.why}), {self.tokens} tokens each"
         return f"{size}; {threads}; tokens: {kept}"
 
 
-def plan(
-    network: Network,
-    feed: Feed,
-    strategy: str,
-    memory: str | int | None,
-    scratch: str | Path | None,
-    working: int,
-    stored: int,
-    device_memory: str | int | None = None,
-    why: str = "as asked",
-) -> Plan:
+def plan(network: Network, feed: Feed, limits: Limits, working: int, stored: int, why: str = "as asked") -> Plan:
     """Lay out a stream within the memory, or say in one line how much it needs.
 
     Args:
         network: the model.
         feed: the image; how many tiles it reads ahead is set here.
-        strategy: ``"auto"``, ``"recompute"`` or ``"spill"``.
-        memory: all that the process may hold.
-        scratch: folder for tokens that do not fit.
+        limits: the strategy, memory and folder.
         working: bytes that the computation on one tile takes.
         stored: bytes of all tokens that a spill would keep.
-        device_memory: all that may be held on the GPU.
         why: the tiles have their side.
     """
+    strategy, memory, scratch = limits.strategy, limits.memory, limits.scratch
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {list(STRATEGIES)}, got {strategy!r}")
     if strategy == "recompute" and scratch is not None:
@@ -104,7 +104,7 @@ def plan(
     tiling, gpu = network.tiling, network.device.type == "cuda"
     rows, columns = (step * patch for step, patch in zip(tiling.step, tiling.patch, strict=True))
     count = tiling.step[0] * tiling.step[1]
-    on_device = device_room(network, feed, working, device_memory)
+    on_device = device_room(network, feed, working, limits.device_memory)
     base = resident()
     fetched = 0 if scratch is None else 2 * count * network.model.embed_dim * network.dtype.itemsize
     fixed = base + feed.source.overhead + (0 if gpu else working) + fetched + SLACK
@@ -121,7 +121,7 @@ def plan(
     known = None if memory is None else budget
     if strategy == "recompute":
         return Plan(known, 0, **facts)  # type: ignore[arg-type]
-    room = max(0, budget - fixed - feed.held())
+    room = int(max(0, budget - fixed - feed.held()) / spacing(network))
     on_device = min(on_device, stored)
     left = stored - on_device
     if left > room and scratch is not None:
@@ -130,7 +130,7 @@ def plan(
     if left > room and strategy == "spill":
         raise ValueError(
             f"strategy='spill' keeps {show_bytes(stored)} of tokens and has room for {show_bytes(on_device + room)}: "
-            f"raise memory to {show_bytes(least + left + (1 << 20))} or name a scratch folder"
+            f"raise memory to {show_bytes(int(least + left * spacing(network)) + (1 << 20))} or name a scratch folder"
         )
     return Plan(known, min(room, left), None, on_device, **facts)  # type: ignore[arg-type]
 
@@ -144,7 +144,9 @@ def device_room(network: Network, feed: Feed, working: int, device_memory: str |
         return 0
     held, free, _ = on_gpu(network.device)
     rows, columns = network.tiling.most_read
-    least = held + working + RING * rows * columns * feed.source.channels * feed.source.itemsize
+    pixels = math.prod(network.tiling.most_read) * feed.source.channels * feed.source.itemsize
+    tokens = math.prod(network.tiling.step) * network.model.embed_dim * network.dtype.itemsize
+    least = held + working + (RING + 1) * max(pixels, tokens) + RING * tokens + DEVICE_SLACK
     budget = held + free * 4 // 5 if device_memory is None else parse_bytes(device_memory, "device_memory")
     if budget < least:
         raise ValueError(
@@ -205,6 +207,15 @@ def checked_folder(folder: Path, stored: int) -> Path:
 def stored_bytes(network: Network) -> int:
     """The tokens of all patches at one layer."""
     return network.grid[0] * network.grid[1] * network.model.embed_dim * network.dtype.itemsize
+
+
+def spacing(network: Network) -> float:
+    """How many times their size the tokens of tiles take in host memory: more than once where it is pinned."""
+    if network.device.type != "cuda":
+        return 1.0
+    each = network.model.embed_dim * network.dtype.itemsize
+    tiles = (network.tiling[number].tokens * each for number in range(len(network.tiling)))
+    return sum(pinned_bytes(size) for size in tiles) / stored_bytes(network)
 
 
 def hidden_width(network: Network) -> int:

@@ -78,6 +78,7 @@ class SlideSource(Source):
             raise ValueError(f"{path} has {self.slide.level_count} levels, got level={level}")
         self.width, self.height = self.slide.level_dimensions[level]
         self.scale = self.slide.level_downsamples[level]
+        self.unit = self.height if level else 1  # where a level's rows begin at full resolution is rounded
         self.full_size = self.slide.dimensions[::-1]
         told = self.slide.properties.get
         self.pixel_size = pair(*(micrometres(told(f"openslide.mpp-{axis}")) for axis in ("y", "x")))

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +18,17 @@ from .maps import MapPass, check_map
 from .network import Network
 from .placement import Placement
 from .places import check_outputs
-from .plan import Plan, plan, stored_bytes, tile_side, working_bytes
+from .plan import Limits, Plan, plan, stored_bytes, tile_side, working_bytes
 from .regions import COUNT, SHARE, Region, check_rule, find_regions, write_regions
 from .scene import SceneCode
 from .source import Colours, Source, open_source
 from .state import StateFile
 from .tiles import Tiling
 from .timing import Profile
+
+if TYPE_CHECKING:
+    from ..parallel import Ranks
+    from ..parallel.ranks import Group
 
 
 @dataclass
@@ -89,6 +93,7 @@ def stream(
     state: str | Path | None = None,
     save_every: float = 30.0,
     progress: Report | None = None,
+    group: "Group" = None,
 ) -> StreamResult:
     """Run a Linear InfViT on an image of any size, tile by tile; equal to the model on the whole image.
 
@@ -125,25 +130,32 @@ def stream(
             it cannot be written, a warning says so and the stream goes on.
         save_every: least seconds between two savings of it.
         progress: called after every tile with a :class:`infsa.streaming.Progress`.
+        group: processes that share the image: a process group, or one dimension of a device mesh. Each reads its own
+            tiles, strip by strip, and adds its sums to those of the others after every pass; all receive the same
+            result, and rank 0 writes the files. They must call alike, for ``result.map`` too.
 
     Example:
         >>> infsa.stream(model, "photo.jpg", tile=64).logits.shape
         torch.Size([1, 10])
     """
     opened = open_source(source, level, series=series, page=page, bands=bands)
-    side, why = _side(model, opened, tile, device_memory)
+    limits = Limits(strategy, memory, device_memory, scratch)
+    side, why = _side(model, opened, tile, limits)
     network, feed = prepare(model, opened, side)
     chosen = check_order(order, network, opened)
     check_errors(on_error, network)
+    ranks = None if group is None else check_ranks(group, network, on_error, state)
+    whole = len(chosen)
+    chosen = chosen if ranks is None else share_of(chosen, ranks)
     check_map(network, layer, head) if map or regions else None
     check_rule(region_share, region_count)
     written = (None if isinstance(map, bool) else map, code, state, regions)
     places = [None if place is None else Path(place) for place in written]
     check_outputs(opened.name, *places, overwrite=overwrite)
-    needs = working_bytes(network), stored_bytes(network)
-    laid = plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+    stored = -(-stored_bytes(network) * len(chosen) // whole)
+    laid = plan(network, feed, limits, working_bytes(network), stored, why)
     spill = next(iter(laid.stores(network)), None)
-    engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress)
+    engine = Engine(network, feed, chosen, spill, on_error, budget=laid.budget, report=progress, ranks=ranks)
     engine.extra_passes = int(bool(map or regions))
     file = None if state is None else StateFile(state, model, save_every)
     try:
@@ -172,14 +184,14 @@ def plan_stream(
         >>> plan.tile, plan.tiers["file"]
         ((64, 64), 0)
     """
-    opened = open_source(source)
-    side, why = _side(model, opened, tile, device_memory)
+    opened, limits = open_source(source), Limits(strategy, memory, device_memory, scratch)
+    side, why = _side(model, opened, tile, limits)
     network, feed = prepare(model, opened, side)
-    needs = working_bytes(network), stored_bytes(network)
-    return plan(network, feed, strategy, memory, scratch, *needs, device_memory, why)
+    return plan(network, feed, limits, working_bytes(network), stored_bytes(network), why)
 
 
-def _side(model: InfViT, source: Source, tile: int | None, device_memory: str | int | None) -> tuple[int, str]:
+def _side(model: InfViT, source: Source, tile: int | None, limits: Limits) -> tuple[int, str]:
+    device_memory = limits.device_memory
     return tile_side(model, tile, 1024, device_memory, lambda side: working_bytes(prepare(model, source, side)[0]))
 
 
@@ -197,14 +209,15 @@ def _run(
         start, engine.save = file.resume(engine), file.save
     logits, features = engine.run(start)
     map_file, values = None, None
+    writes = engine.ranks is None or engine.ranks.rank == 0
     try:
-        if code is not None:
+        if code is not None and writes:
             engine.code.save(code, overwrite=True)  # the place was checked before the first pass
         if map or regions:
             found = MapPass(engine, *map_of)
-            values = found.array() if map is True or regions else None
-            map_file = None if isinstance(map, bool) else found.write(Path(map))
-            if regions is not None and values is not None:
+            values = found.array() if map is True or regions or engine.ranks is not None else None
+            map_file = found.write(Path(map)) if writes and not isinstance(map, bool) else None
+            if regions is not None and values is not None and writes:
                 write_regions(regions[0], find_regions(values, found.placement(), *regions[1:]))
     except OSError as error:
         if file is None or not file.path.exists():
@@ -246,6 +259,28 @@ def check_order(order: Sequence[int] | None, network: Network, source: Source) -
     if source.sequential and bands != sorted(bands):
         raise ValueError(f"{source.name} decodes from the top down: order must go from band to band")
     return order
+
+
+def check_ranks(group: "Group", network: Network, on_error: str, state: str | Path | None) -> "Ranks":
+    """The processes that share an image, if they cut it alike."""
+    from ..parallel import Ranks
+
+    ranks = Ranks.of(group)
+    if state is not None or on_error != "raise":
+        given = f"on_error={on_error!r}" if state is None else f"state={str(state)!r}"
+        raise ValueError(f"a group goes without {given}: one process knows only its own tiles")
+    everyone = ranks.exchange([*network.tiling.size, *network.tiling.step])
+    if any(facts != everyone[0] for facts in everyone):
+        raise ValueError(f"all ranks must cut the same image alike, got height, width and tile in patches {everyone}")
+    if len(network.tiling) < ranks.size:
+        raise ValueError(f"{ranks.size} ranks need a tile each, got {len(network.tiling)}: make tiles smaller")
+    return ranks
+
+
+def share_of(order: Sequence[int], ranks: "Ranks") -> Sequence[int]:
+    """The tiles of this rank: neighbours in the order."""
+    first, last = (len(order) * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+    return order[first:last]
 
 
 def check_errors(on_error: str, network: Network) -> None:

@@ -38,7 +38,7 @@ class Source:
     premultiplied = False  # the colours are multiplied with the opacity already
     overhead = 0  # bytes that the reader itself holds, beside the window
     per_reader = 0  # bytes that each thread beyond two adds to it
-    unit = 1  # rows that decode together, where whole bands are read
+    unit = 1  # rows that decode together
     full_size: tuple[int, int] | None = None  # height and width of level 0, where this is another level
     pixel_size: tuple[float, float] | None = None  # height and width of a pixel of level 0 in µm, if the file says so
 
@@ -168,6 +168,7 @@ class Colours:
         self.exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.mean, self.std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
         self.premultiplied = source is not None and source.premultiplied
+        self._moved: dict[torch.device, Tensor] = {}
         if source is not None:
             self._check(source)
 
@@ -200,9 +201,8 @@ class Colours:
         """
         if isinstance(pixels, Tensor):
             return pixels
-        if self.has_opacity(pixels.shape[2]):
-            full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
-            pixels = pixels[..., :-1] if (pixels[..., -1] == full).all() else pixels
+        if self.has_opacity(pixels.shape[2]) and is_opaque(pixels):
+            pixels = pixels[..., :-1]
         native = pixels.dtype.newbyteorder("=")
         usable = pixels.flags.writeable and pixels.dtype == native and min(pixels.strides, default=1) >= 0
         return torch.from_numpy(pixels if usable else np.array(pixels, native))
@@ -217,12 +217,25 @@ class Colours:
             values = (values if self.premultiplied else values.mul_(opacity)) + (1 - opacity)
         if values.shape[0] == 1 < self.wanted:
             values = values.expand(self.wanted, -1, -1).contiguous()
-        mean, std = (values.new_tensor(found)[:, None, None] for found in (self.mean, self.std))
+        mean, std = self._on(values.device)
         return values.sub_(mean).div_(std).to(self.dtype).unsqueeze(0)
+
+    def _on(self, device: torch.device) -> Tensor:
+        """Mean and deviation (2, C, 1, 1) on a device, copied there once."""
+        if device not in self._moved:
+            values = torch.tensor([self.mean, self.std], dtype=self.exact, device=device)
+            self._moved[device] = values[:, :, None, None]
+        return self._moved[device]
 
     def has_opacity(self, channels: int) -> bool:
         """Whether the last of so many channels is the opacity."""
         return channels in (2, self.wanted + 1) and channels != self.wanted
+
+
+def is_opaque(pixels: Pixels) -> bool:
+    """Whether the last channel is full everywhere."""
+    full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
+    return bool((pixels[..., -1] == full).all())
 
 
 def full_value(dtype: torch.dtype) -> int:

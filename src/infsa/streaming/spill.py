@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .tiles import Tiling
+from .upload import Download
 
 
 class Spill:
@@ -30,6 +31,7 @@ class Spill:
         self.layers: dict[int, int] = {}
         self._kept: dict[int, Tensor] = {}
         self._written: dict[int, Any] = {}
+        self._download = Download()
 
     def __contains__(self, number: int) -> bool:
         return number in self.layers
@@ -72,18 +74,23 @@ class Spill:
         if number not in self._kept:
             pinned = x.is_cuda and self.device is None
             self._kept[number] = torch.empty(x.shape, dtype=x.dtype, device=self.device, pin_memory=pinned)
-        self._kept[number].copy_(x.detach(), non_blocking=True)
         if x.is_cuda and self.device is None:
-            self._written[number] = torch.cuda.Event()
-            self._written[number].record(torch.cuda.current_stream(x.device))
+            self._written[number] = self._download(x.detach(), self._kept[number])
+        else:
+            self._kept[number].copy_(x.detach())
 
 
 class FileSpill(Spill):
-    """The same in a file of a folder, without mapping it: the system may cache it, the process does not hold it."""
+    """The same in a file of a folder, without mapping it: the system may cache it, the process does not hold it.
 
-    def __init__(self, folder: str | Path, tiling: Tiling, width: int, dtype: torch.dtype) -> None:
+    ``pinned`` reads into memory from which a GPU copies.
+    """
+
+    def __init__(
+        self, folder: str | Path, tiling: Tiling, width: int, dtype: torch.dtype, pinned: bool = False
+    ) -> None:
         super().__init__(tiling.grid[0] * tiling.grid[1] * width * dtype.itemsize)
-        self.folder, self.dtype, self.width = folder, dtype, width
+        self.folder, self.dtype, self.width, self.pinned = folder, dtype, width, pinned
         self._offsets: dict[int, tuple[int, int]] = {}
         start = 0
         for number in range(len(tiling)):
@@ -99,7 +106,7 @@ class FileSpill(Spill):
     def get(self, number: int) -> tuple[int, Tensor]:
         """The layer and the tokens of a tile."""
         start, count = self._offsets[number]
-        x = torch.empty(1, count, self.width, dtype=self.dtype)
+        x = torch.empty(1, count, self.width, dtype=self.dtype, pin_memory=self.pinned)
         target = _bytes_of(x)
         done = 0
         while done < len(target):

@@ -1,7 +1,9 @@
 """JPEG, PNG, WebP and GIF by pyvips: images that decode from the top down."""
 
 import contextlib
+import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,22 @@ STEP = 8 * UNIT  # rows that are decoded at a time
 KNOWN = ("srgb", "rgb", "b-w", "grey16", "rgb16", "multiband", "cmyk")
 
 
+class OpenFile:
+    """A file for libvips to read from, closed when nobody needs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.file)
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most so many."""
+        return os.read(self.file, size)
+
+    def seek(self, offset: int, whence: int) -> int:
+        """Stand at another place, and say which."""
+        return os.lseek(self.file, offset, whence)
+
+
 class StripSource(Source):
     """An image that is decoded a few rows at a time; the rows decoded last are kept for the next window.
 
@@ -29,6 +47,7 @@ class StripSource(Source):
     def __init__(self, path: Path, page: int | None = None) -> None:
         self.name, self.path, self.page = str(path), path, page
         self.vips = needed("pyvips", "pyvips", f"reading {path.name}")
+        self.origins: list[Any] = []  # what libvips reads from, which has to live as long as its images
         self.image = self._open()
         form = {"uchar": np.uint8, "ushort": np.uint16}.get(self.image.format, np.float32)
         check_pixel_type(form, self.name)
@@ -56,9 +75,15 @@ class StripSource(Source):
         return image if image.interpretation in KNOWN else image.colourspace("srgb")
 
     def _load(self, access: str, **options: int) -> Any:
+        """The image by a file of our own: libvips would map it, and end the process if it became shorter."""
+        origin = self.vips.SourceCustom()
         try:
-            return self.vips.Image.new_from_file(self.name, access=access, fail_on="error", **options)
-        except self.vips.Error as error:
+            file = OpenFile(self.path)
+            origin.on_read(file.read)
+            origin.on_seek(file.seek)
+            self.origins = [*self.origins[-3:], origin]
+            return self.vips.Image.new_from_source(origin, "", access=access, fail_on="error", **options)
+        except (self.vips.Error, OSError) as error:
             raise ValueError(f"{self.path}: {one_line(error)}") from error
 
     def _check_page(self, frames: int) -> None:

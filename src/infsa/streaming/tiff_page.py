@@ -1,6 +1,7 @@
 """One page of a TIFF: its tiles or strips, and what its numbers mean as colours."""
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,12 @@ class TiffSource(Source):
         self.bands = not tiled and not self.rows_on_disk
         whole = self.segment[0] * self.segment[1] * self.contiguous * page.dtype.itemsize
         self.overhead = (32 << 20) + (0 if self.rows_on_disk else 4 * whole)
-        self.per_reader, self.unit = (0 if self.rows_on_disk else 2 * whole), self.segment[0]
+        self.per_reader, self.unit = (0, 1) if self.rows_on_disk else (2 * whole, self.segment[0])
         self.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.file)
         if self.rows_on_disk:
             dtype, shape = page.dtype.newbyteorder(page.parent.byteorder), (self.height, self.width, self.contiguous)
             self.array = FileArray(path, dtype, shape, self.offsets[0])
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            os.close(self.file)
 
     def describe(self) -> str:
         """What tells this image from another, and its place among the pages of the file."""

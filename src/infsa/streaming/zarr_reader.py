@@ -26,6 +26,7 @@ def open_zarr(source: Any, name: str, level: int = 0) -> Source:
     chunks = Chunks(source, (0,) if source.ndim == 4 and source.shape[0] == 1 else ())
     opened = from_array(chunks, name)
     opened.overhead, opened.per_reader = chunks.held, chunks.held // 2
+    opened.unit = source.chunks[0]
     return opened
 
 
@@ -96,7 +97,7 @@ class AxesSource(Source):
         self.height, self.width, self.channels = lengths["y"], lengths["x"], lengths.get("c", 1)
         self.array = Chunks(array)
         self.itemsize, self.overhead = array.dtype.itemsize, self.array.held
-        self.per_reader = self.array.held // 2
+        self.per_reader, self.unit = self.array.held // 2, array.chunks[axes.index("y")]
 
     def read(self, top: int, left: int, bottom: int, right: int) -> Pixels:
         """A window (h, w, c)."""

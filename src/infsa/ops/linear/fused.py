@@ -45,7 +45,7 @@ def fused_values(
     decay, factor = (gamma, 1.0) if isinstance(gamma, Tensor) else (None, gamma)
     tensors = (x, *query, *(key or (None, None)), *value, decay)
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        with _autocast_off(x):
+        with autocast_off(x):
             cast = [y if y is None else y.to(x.dtype) for y in tensors[:7]]
             return register.linear_fused(*cast, decay, mask, heads, activation, eps, factor)[0]
     plan = plan_for(tensors, mask, heads, activation, eps, factor)
@@ -63,7 +63,7 @@ def plan_for(tensors: Tensors, mask: Tensor | None, heads: int, activation: str,
     return plans.plan_of(Kind(x.shape, x.dtype, x.device, *sizes, activation, eps, gamma if decay is None else None))
 
 
-def _prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
+def prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
     """x, the three projections and γ as the launches want them: contiguous, of one type, γ a row in float32."""
     x, wq, bq, wk, bk, wv, bv = (
         y if y is None or (y.dtype is plan.dtype and y.is_contiguous()) else y.to(plan.dtype).contiguous()
@@ -79,8 +79,8 @@ def _prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
 def forward(plan: Plan, tensors: Tensors, mask: Tensor | None) -> tuple[Tensor, ...]:
     """The values, and what ``backward`` reads."""
     x = tensors[0]
-    with on_device(x), _autocast_off(x):
-        x, query, key, value, gamma = _prepared(plan, tensors)
+    with on_device(x), autocast_off(x):
+        x, query, key, value, gamma = prepared(plan, tensors)
         return plan.forward(x, query, key, value, gamma, mask)
 
 
@@ -96,8 +96,8 @@ def backward(
     dtypes: list[Any] = [None if y is None else y.dtype for y in tensors]
     found: list[Tensor | None] = [None] * 8
     q, raw, scores, u, pooled, central, numbers = kept
-    with on_device(grad), _autocast_off(grad):
-        x, (wq, _), key, value, gamma = _prepared(plan, tensors)
+    with on_device(grad), autocast_off(grad):
+        x, (wq, _), key, value, gamma = prepared(plan, tensors)
         rows, scaled, pulls = plan.row_gradients(grad.contiguous(), pooled, numbers, value, gamma, u)
         if wants[5] or wants[6]:
             found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, tuple(wants[5:7]), dtypes[5])
@@ -140,7 +140,7 @@ def _times(x: Tensor, unit: Tensor | None) -> Tensor:
     return x if unit is None else x.mul_(unit)
 
 
-def _autocast_off(x: Tensor) -> Any:
+def autocast_off(x: Tensor) -> Any:
     """Autocast off, where it is on."""
     enabled = torch.is_autocast_enabled(x.device.type)
     return torch.autocast(x.device.type, enabled=False) if enabled else contextlib.nullcontext()
@@ -182,7 +182,7 @@ def _plain_gradients(
 
     heads, activation, eps, gamma = options
     again = torch.is_grad_enabled()
-    with torch.enable_grad(), _autocast_off(grad):
+    with torch.enable_grad(), autocast_off(grad):
         own: list[Any] = [None if y is None else y.view_as(y) for y in tensors]  # a weight used twice has two gradients
         x, wq, bq, wk, bk, wv, bv, decay = own
         key = None if wk is None else (wk, bk)

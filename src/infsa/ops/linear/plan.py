@@ -144,20 +144,29 @@ class Plan:
         batch, _, dim = self.shape
         heads = self.heads
         real = mask_bytes(mask, x)
-        q = linear(x, *query)
-        totals, vectors = self._empty(*self.spans), self._empty(*self.spans, self.width)
-        self.span(q, real, totals, vectors)
+        q, totals, vectors = self.energies(x, query, real)
         central, numbers = self._empty(batch, heads, self.width), self._empty(5, batch, heads)
         u = self._empty(batch, heads, dim, dtype=self.dtype)
         self.central(totals, vectors, key[0], _or(key[1], u), central, numbers, u)
+        raw, scores, sums, pooled = self.scores(x, u, numbers, real)
+        values = self._empty(batch, heads, 1, self.value_width, dtype=self.dtype)
+        self.value(pooled, sums, value[0], _or(value[1], u), _or(gamma, u), numbers, values)
+        return values, q, raw, scores, u, pooled, central, numbers
+
+    def energies(self, x: Tensor, query: Projection, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, N, H d), and of each span of tokens Σ e and Σ e q."""
+        q = linear(x, *query)
+        totals, vectors = self._empty(*self.spans), self._empty(*self.spans, self.width)
+        self.span(q, real, totals, vectors)
+        return q, totals, vectors
+
+    def scores(self, x: Tensor, u: Tensor, numbers: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x u and S (B, N, H), of each span Σ S and perhaps Σ|S|, and Sᵀ x (B, H, D)."""
         raw = torch.bmm(x, u.mT)
         scores = raw if self.kind.activation == "relu" else torch.empty_like(raw)  # of ReLU, S says the sign of raw
         sums = self._empty(*self.edge_spans)
         self.edge(raw, numbers, real, scores, sums)
-        pooled = wide_product(scores.mT, x)  # (B, H, D)
-        values = self._empty(batch, heads, 1, self.value_width, dtype=self.dtype)
-        self.value(pooled, sums, value[0], _or(value[1], u), _or(gamma, u), numbers, values)
-        return values, q, raw, scores, u, pooled, central, numbers
+        return raw, scores, sums, wide_product(scores.mT, x)
 
     def row_gradients(
         self, grad: Tensor, pooled: Tensor, numbers: Tensor, value: Projection, gamma: Tensor | None, u: Tensor
