@@ -171,8 +171,9 @@ def test_mechanisms_without_these_sums_are_refused(attention):
 
 
 def test_models_and_images_that_do_not_fit():
-    with pytest.raises(TypeError, match="got Linear"):
-        infsa.streaming.network.check_model(torch.nn.Linear(2, 2))
+    for run in (infsa.stream, infsa.streaming.plan_stream, infsa.streaming.stream_backward):
+        with pytest.raises(TypeError, match=r"got Linear; infsa\.conversion\.as_infvit"):
+            run(torch.nn.Linear(2, 2), picture(), *([torch.ones(1)] if run is infsa.streaming.stream_backward else []))
     with pytest.raises(ValueError, match="multiples of the patch"):
         infsa.stream(small(dynamic_img_pad=False), picture())
     with pytest.raises(ValueError, match="dynamic_img_size=True accepts any size"):

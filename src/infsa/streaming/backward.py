@@ -17,7 +17,7 @@ from ..models import InfViT
 from ..ops.dtypes import accumulation_dtype
 from .engine import Engine, Report
 from .feed import BadTile
-from .network import Step, Sums
+from .network import Step, Sums, check_model
 from .plan import Limits, Plan, graph_bytes, plan, stored_bytes, tile_side
 from .run import prepare
 from .source import open_source
@@ -75,6 +75,7 @@ def stream_backward(
         >>> model.head.weight.grad.shape
         torch.Size([10, 192])
     """
+    check_model(model)
     if model.global_pool not in ("token", "avg"):
         raise ValueError(f"streaming backward needs global_pool 'token' or 'avg', got {model.global_pool!r}")
     opened = open_source(source, level)

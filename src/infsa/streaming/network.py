@@ -219,7 +219,10 @@ def attention(block: nn.Module) -> LinearInfSA:
 def check_model(model: nn.Module) -> None:
     """Refuse, in one line, a model whose tokens share more than sums."""
     if not isinstance(model, InfViT):
-        raise TypeError(f"streaming takes an InfViT, got {type(model).__name__}")
+        raise TypeError(
+            f"streaming takes an InfViT, got {type(model).__name__}; infsa.conversion.as_infvit makes one of a "
+            "converted plain vision transformer"
+        )
     for block in model.blocks:
         if not isinstance(block, Block) or not isinstance(block.attn, LinearInfSA):
             raise ValueError(

@@ -15,7 +15,7 @@ from ..models import InfViT
 from .engine import Engine, Report
 from .feed import BadTile, Feed
 from .maps import MapPass, check_map
-from .network import Network
+from .network import Network, check_model
 from .placement import Placement
 from .places import check_outputs
 from .plan import Limits, Plan, plan, stored_bytes, tile_side, working_bytes
@@ -138,6 +138,7 @@ def stream(
         >>> infsa.stream(model, "photo.jpg", tile=64).logits.shape
         torch.Size([1, 10])
     """
+    check_model(model)
     opened = open_source(source, level, series=series, page=page, bands=bands)
     limits = Limits(strategy, memory, device_memory, scratch)
     side, why = _side(model, opened, tile, limits)
@@ -184,6 +185,7 @@ def plan_stream(
         >>> plan.tile, plan.tiers["file"]
         ((64, 64), 0)
     """
+    check_model(model)
     opened, limits = open_source(source), Limits(strategy, memory, device_memory, scratch)
     side, why = _side(model, opened, tile, limits)
     network, feed = prepare(model, opened, side)
