@@ -78,8 +78,8 @@ def pure_chunked_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the additive mask's gradient; with γ the adjoint system is solved first."""
-    *masks, z, size, activation, causal, norm, eps, dropout_p, seed, mask_needs_grad = rest
-    rule = Rule(*masks, activation, causal, norm, eps)
+    key_mask, query_mask, attn_mask, z, size, activation, causal, norm, eps, dropout_p, seed, mask_needs_grad = rest
+    rule = Rule(key_mask, query_mask, attn_mask, activation, causal, norm, eps)
     prefix, dtype = _prefix(q, rule), accumulation_dtype(q.dtype)
     if gamma is None:
         matrix = _matrix(q, k, rule, dropout_p, seed)
