@@ -141,11 +141,16 @@ def decay_per_head(gamma: float | Tensor, heads: int, like: Tensor) -> Tensor:
     return gamma.to(device=like.device, dtype=dtype).reshape(-1, 1, 1)
 
 
-def backward_schema(operator: str, kept: str, returns: str) -> str:
-    """The schema of an operator's gradient: it takes ∂L/∂result, all that the operator takes, and what is ``kept``."""
+def backward_schema(operator: str, kept: str, wanted: str, returns: str) -> str:
+    """The schema of an operator's gradient: ∂L/∂result, its tensors, what is ``kept``, its options, and ``wanted``.
+
+    The operator's tensors come first among its arguments.
+    """
     namespace, name = operator.split("::")
-    arguments = str(getattr(getattr(torch.ops, namespace), name).default._schema).partition("(")[2]
-    return f"(Tensor grad, {arguments.rpartition(') ->')[0]}, {kept}) -> {returns}"
+    schema = str(getattr(getattr(torch.ops, namespace), name).default._schema)
+    arguments = schema.partition("(")[2].partition(") ->")[0].split(", ")
+    options = next(place for place, argument in enumerate(arguments) if not argument.startswith("Tensor"))
+    return f"({', '.join(['Tensor grad', *arguments[:options], kept, *arguments[options:], wanted])}) -> {returns}"
 
 
 def refuse_second_derivatives(*operators: str) -> None:

@@ -47,7 +47,7 @@ def pure_causal(call: Call) -> tuple[Tensor, Tensor | None]:
     q, k, v = (zero_masked(x, padding) for x in (call.q, call.k, call.v))
     seed = torch.randint(2**62, ()) if call.dropout > 0 else None
     options = (settings.activation, "yes", "frobenius", settings.eps, call.dropout, seed)
-    z, norm = pure_chunked(q, k, v, padding, padding, mask, *options, None)
+    z, norm = pure_chunked(q, k, v, None, padding, padding, mask, *options)
     cache.extend("squares", norm.detach().double().square())
     return cast_output(decay_per_head(call.gamma, heads, q) * z, q.dtype), weights
 

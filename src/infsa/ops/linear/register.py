@@ -50,8 +50,8 @@ def linear_fused(
     return (values, q, raw, *kept)  # type: ignore[return-value]
 
 
-KEPT = "Tensor q, Tensor raw, Tensor scores, Tensor u, Tensor pooled, Tensor central, Tensor numbers, bool[] wants"
-GRADIENTS = backward_schema("infsa_triton::linear_fused", KEPT, "Tensor[]")
+KEPT = "Tensor q, Tensor raw, Tensor scores, Tensor u, Tensor pooled, Tensor central, Tensor numbers"
+GRADIENTS = backward_schema("infsa_triton::linear_fused", KEPT, "bool[] wants", "Tensor[]")
 
 
 @custom_op("infsa_triton::linear_fused_backward", mutates_args=(), schema=GRADIENTS)
@@ -59,7 +59,7 @@ def linear_fused_backward(grad: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of the first eight that are wanted, in their order."""
     from . import fused
 
-    tensors, mask, options, kept, wants = rest[:8], rest[8], rest[9:13], [*rest[13:20]], rest[20]
+    tensors, mask, kept, options, wants = rest[:8], rest[8], [*rest[9:16]], rest[16:20], rest[20]
     kept[1] = kept[1] if kept[1].numel() else None
     plan = fused.plan_for(tensors, mask, *options)
     return [y for y in fused.backward(plan, tensors, mask, kept, grad, wants) if y is not None]
@@ -137,8 +137,8 @@ def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 
 def _fused_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved, wants = ctx.saved_tensors, list(ctx.needs_input_grad[:8])
-    found = iter(linear_fused_backward(grad, *saved[:9], *ctx.options, *saved[9:], wants))
+    wants = list(ctx.needs_input_grad[:8])
+    found = iter(linear_fused_backward(grad, *ctx.saved_tensors, *ctx.options, wants))
     return *(next(found) if wanted else None for wanted in wants), *(None,) * 5
 
 

@@ -101,9 +101,12 @@ def pure_attention(
     if impl == "triton":
         return _by_kernels(q, k, v, decay if isinstance(gamma, Tensor) else float(gamma), rule, int(hops))
     seed = torch.randint(2**62, ()) if dropout_p > 0 else None
-    z, _ = register.pure_chunked(q, k, v, *rule, dropout_p, seed, decay if hops == math.inf else None)
-    for _ in range(0 if hops == math.inf else int(hops) - 1):
-        z, _ = register.pure_chunked(q, k, v + decay * z, *rule, 0.0, None, None)
+    if hops == math.inf:
+        z, _ = register.pure_chunked(q, k, v, decay, *rule, 0.0, None)
+        return cast_output(decay * z, q.dtype)
+    z, _ = register.pure_chunked(q, k, v, None, *rule, dropout_p, seed)
+    for _ in range(int(hops) - 1):
+        z, _ = register.pure_chunked(q, k, v + decay * z, None, *rule, 0.0, None)
     return cast_output(decay * z, q.dtype)
 
 

@@ -43,6 +43,7 @@ def pure_chunked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    gamma: Tensor | None,
     key_mask: Tensor | None,
     query_mask: Tensor | None,
     attn_mask: Tensor | None,
@@ -52,7 +53,6 @@ def pure_chunked(
     eps: float,
     dropout_p: float,
     seed: Tensor | None,
-    gamma: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Ẑ = Â v and the size that divided each row; with γ, Ẑ = Â (v + γẐ), so that γẐ sums the paths of every length.
 
@@ -68,18 +68,18 @@ def pure_chunked(
 
 
 GRADIENTS = backward_schema(
-    "infsa::pure_chunked", "Tensor z, Tensor size, bool mask_needs_grad", "(Tensor, Tensor, Tensor, Tensor)"
+    "infsa::pure_chunked", "Tensor z, Tensor size", "bool mask_needs_grad", "(Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 @custom_op("infsa::pure_chunked_backward", mutates_args=(), schema=GRADIENTS)
 @without_autocast
 def pure_chunked_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and the additive mask's gradient; with γ the adjoint system is solved first."""
-    *fields, dropout_p, seed, gamma, z, size, mask_needs_grad = rest
-    rule = Rule(*fields)
+    key_mask, query_mask, attn_mask, z, size, activation, causal, norm, eps, dropout_p, seed, mask_needs_grad = rest
+    rule = Rule(key_mask, query_mask, attn_mask, activation, causal, norm, eps)
     prefix, dtype = _prefix(q, rule), accumulation_dtype(q.dtype)
     if gamma is None:
         matrix = _matrix(q, k, rule, dropout_p, seed)
@@ -103,8 +103,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @pure_chunked_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    mask_needs_grad = rest[-1]
-    shapes = (q.shape, k.shape, v.shape, rest[2].shape if mask_needs_grad else (0,))
+    attn_mask, mask_needs_grad = rest[3], rest[-1]
+    shapes = (q.shape, k.shape, v.shape, attn_mask.shape if mask_needs_grad else (0,))
     return tuple(q.new_empty(shape, dtype=accumulation_dtype(q.dtype)) for shape in shapes)
 
 
@@ -112,21 +112,21 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, activation, causal, norm, eps, dropout_p, seed, gamma = inputs
+    *tensors, activation, causal, norm, eps, dropout_p, seed = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, seed, gamma, *output)
+    ctx.save_for_backward(*tensors, *output, seed)
     ctx.options = activation, causal, norm, eps, dropout_p
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    *tensors, seed, gamma, z, size = ctx.saved_tensors
-    q, k, v, _, _, attn_mask = tensors
-    mask_needs_grad = ctx.needs_input_grad[5]
-    found = pure_chunked_backward(grad, *tensors, *ctx.options, seed, gamma, z, size, mask_needs_grad)
+    *tensors, seed = ctx.saved_tensors
+    q, k, v, gamma, _, _, attn_mask, z, _ = tensors
+    mask_needs_grad = ctx.needs_input_grad[6]
+    found = pure_chunked_backward(grad, *tensors, *ctx.options, seed, mask_needs_grad)
     dq, dk, dv = (gradient.to(x.dtype) for gradient, x in zip(found, (q, k, v), strict=False))
-    dmask = found[3].to(attn_mask.dtype) if mask_needs_grad else None
     dgamma = None if gamma is None else (found[2] * z).sum_to_size(gamma.shape).to(gamma.dtype)
-    return dq, dk, dv, None, None, dmask, *(None,) * 6, dgamma
+    dmask = found[3].to(attn_mask.dtype) if mask_needs_grad else None
+    return dq, dk, dv, dgamma, None, None, dmask, *(None,) * 6
 
 
 register_autograd("infsa::pure_chunked", _backward, setup_context=_save)
