@@ -72,8 +72,8 @@ def names_for(page, folder, monkeypatch):
         names["model"] = infsa.create_model("infvit_linear_tiny").eval()
         monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # compiled in tests/models
     if page.name == "conversion.md":
-        create = timm.create_model
-        monkeypatch.setattr(timm, "create_model", lambda name, **options: create(name))  # random weights
+        create, random = timm.create_model, {"pretrained": False}
+        monkeypatch.setattr(timm, "create_model", lambda name, **options: create(name, **options | random))
         names |= language_model(folder)
     return names
 

@@ -255,7 +255,6 @@ PAGES = {
     "docs/benchmarks.md": SENTENCES,
     "docs/kernels.md": KERNELS,
     "docs/choosing.md": CROSSOVERS,
-    "docs/faq.md": CROSSOVERS,
 }
 
 
