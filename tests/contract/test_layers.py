@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "models": {"ops", "graph", "nn"},
     "conversion": {"ops", "nn", "models"},
     "parallel": {"ops", "nn", "models"},
-    "streaming": {"ops", "nn", "models"},
+    "streaming": {"ops", "nn", "models", "parallel"},
     "data": set(),
     "evaluate": {"ops", "graph", "nn", "models", "data", "conversion"},
     "cohort": {"ops", "models", "data", "evaluate", "streaming"},
