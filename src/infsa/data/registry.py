@@ -1,5 +1,6 @@
 """Datasets by name."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from .imagenet import open_imagenet
 from .megapixel import MegapixelDigits
 from .sample import ImageDataset
 from .shapes import Shapes
+from .skipping import Reading
 from .tables import NpzShard, open_hugging_face
 from .timm_readers import open_timm
 from .webdataset import WebShards
@@ -54,7 +56,16 @@ def open_dataset(name: str, split: str | None = None, **options: Any) -> ImageDa
         raise ValueError(f"the split of imagenetv2 must be one of {list(IMAGENET_V2)}, got {split!r}")
     if split is not None:
         options["variant" if kind == "imagenetv2" else "split"] = split
+    _check_options(kind, opener, options, bool(path))  # before thousands of files are listed
     try:
         return opener(path, **options) if path else opener(**options)
     except TypeError as error:
         raise TypeError(f"dataset {kind!r}: {error}") from error
+
+
+def _check_options(kind: str, opener: Callable[..., ImageDataset], options: dict[str, Any], path: bool) -> None:
+    """Refuse an option that a dataset does not have; the first argument may be its path."""
+    names = list(inspect.signature(opener).parameters)[path:]
+    known = [name for name in names if name != "reading"] + list(Reading.__annotations__) * ("reading" in names)
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"dataset {kind!r}: no option {unknown[0]!r}; its options are {', '.join(known)}")
