@@ -10,6 +10,7 @@ from .beyond import Check, checks
 from .claims import RULE, UNTESTABLE, VERDICTS, Claim, Reading, Unavailable, judge
 from .sources import Sources, paper
 from .targets import TARGETS, check_target
+from .topics import TOPICS
 
 Ledger = dict[str, Any]
 MEASURED = ("the paper's conditions", "other conditions", "not measured")
@@ -32,7 +33,7 @@ def make_ledger(
     for done, name in enumerate(chosen):
         report("Judging", done, len(chosen))
         target = TARGETS[name]
-        rows = [row_of(claim, sources) for claim in target.claims()]
+        rows = [{"topic": target.topic} | row_of(claim, sources) for claim in target.claims()]
         targets[name] = {
             "title": target.title, "source": paper()[target.source]["source"], "needs": target.needs, "rows": rows,
         }  # fmt: skip
@@ -42,7 +43,7 @@ def make_ledger(
         "rule": list(RULE),
         "made_with": provenance(),
         "counts": counted(rows),
-        "counts_by_conditions": {name: counted(row for row in rows if row["measured"] == name) for name in MEASURED},
+        "counts_by_topic": {name: counted(row for row in rows if row["topic"] == name) for name in TOPICS},
         "targets": targets,
         "beyond": [check_of(check, sources) for check in checks()] if set(chosen) == set(TARGETS) else [],
         "files": sorted(sources.read),
@@ -50,15 +51,16 @@ def make_ledger(
 
 
 def counted(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """How many rows got which verdict."""
-    found = Counter(row["verdict"] for row in rows)
+    """How many rows got which verdict; a number that the paper prints twice counts once."""
+    found = Counter(row["verdict"] for row in rows if not any(row["same_as"]))
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
 def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
     """One line of the ledger."""
     row: dict[str, Any] = {"claim": claim.what, "kind": claim.kind, "unit": claim.unit, "paper": claim.paper}
-    row |= {"tolerance": claim.tolerance, "group": claim.group}
+    row |= {"tolerance": claim.tolerance, "group": claim.group, "same_as": list(claim.same_as)}
+    row |= {"topic": claim.topic} if claim.topic else {}
     try:
         reading = claim.read(sources)
     except Unavailable as error:
@@ -73,7 +75,7 @@ def found_of(reading: Reading) -> dict[str, Any]:
     return {
         "ours": rounded(reading.value), "error": rounded(reading.error), "setting": reading.setting,
         "detail": reading.detail, "file": reading.file, "comparable": reading.comparable,
-        "launch_bound": reading.launch_bound, "at_least": reading.at_least,
+        "launch_bound": reading.launch_bound, "at_least": reading.at_least, "note": reading.note,
     }  # fmt: skip
 
 
