@@ -141,7 +141,7 @@ def test_resolutions_are_sorted_by_the_largest(content):
     table = paper_table.resolution_table(content)
     assert table.columns[-1] == "9216²"
     names = [row[0] for row in table.rows]
-    assert names.index("Linear-InfSA") < names.index("softmax, unfused") < names.index("SOFT")
+    assert names.index("Linear-InfSA") < names.index("softmax (unfused)") < names.index("SOFT")
 
 
 def test_failures_are_words_in_the_tables(content):
