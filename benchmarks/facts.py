@@ -5,6 +5,7 @@ from pathlib import Path
 from pages.front import NAMES, accuracy, front_table, ledger_table
 from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
+from pages.quality import CANDIDATES
 from pages.scale import TABLES as SCALE
 
 from infsa.files import read_json
@@ -49,8 +50,7 @@ def cost_table() -> str:
 def candidates_table() -> str:
     """Who is near the Perron vector in trained Linear models."""
     found = read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]
-    names = {"a": "a", "a, 3 rounds": "a, 3 iterations", "power, 1 step": "one power iteration"}
-    names |= {"energy": "query norms", "uniform": "uniform"}
+    names = {key: label for key, label in CANDIDATES.items() if key != "power, 3 steps"}
     lines = [
         [label, cell(found["cosine"][name], 1, 3, images=False), cell(found["spearman"][name], 1, 3, images=False)]
         for name, label in names.items()
