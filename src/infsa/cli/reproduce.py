@@ -136,5 +136,5 @@ def show(ledger: dict[str, Any], console: Console) -> None:
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
         console.print(Table(COLUMNS, lines, f"{name}: {target['title']}", target["source"]))
     for name, counts in {**ledger["counts_by_topic"], "all": ledger["counts"]}.items():
-        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        console.print(f"{name}: {found or 'no claims'}", highlight=False)
+        if found := ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count):
+            console.print(f"{name}: {found}", highlight=False)

@@ -74,7 +74,8 @@ def grid(rows: list[Row]) -> str:
     shown_reasons = {verdict: "; ".join(filter(None, whys)) for verdict, whys in reasons.items()}
     legend = ", ".join(f"{SYMBOLS[v]} {v}{f' ({why})' if why else ''}" for v, why in shown_reasons.items())
     table = Table(["model", *heads], [[name, *(row.get(g, "") for g in groups)] for name, row in found.items()])
-    return f"Paper→ours; {legend}.\n\n{compact(table)}"
+    blank = "; blank: not claimed" if any(len(row) < len(groups) for row in found.values()) else ""
+    return f"Paper→ours; {legend}{blank}.\n\n{compact(table)}"
 
 
 def _why_open(row: Row) -> str:
@@ -169,7 +170,7 @@ def page(ledger: Ledger) -> str:
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
-        "Our own checks, without verdicts.\n",
+        "Without verdicts.\n",
         compact(Table(["check", "ours", "detail"], beyond)),
         f"Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n",
     ])  # fmt: skip

@@ -76,7 +76,7 @@ def compared(first: Strata, second: Strata, setting: str, file: str) -> Reading:
 
 
 def quality() -> list[Claim]:
-    """The bars: MoRF-AOC, ROC-AUC and PR-AUC against Standard ViT."""
+    """The bars: MoRF-AOC, ROC-AUC and PR-AUC against softmax."""
     said = paper()["quality"]["groups"]
     names = {"morf": "MoRF-AOC", "roc": "ROC-AUC", "pr": "PR-AUC"}
     return [

@@ -86,7 +86,7 @@ def near_linear(sources: Sources) -> Reading:
 
 
 def table1() -> list[Claim]:
-    """Parameters, times against Standard ViT, energy, the largest image."""
+    """Parameters, times against softmax (unfused), energy, the largest image."""
     claims = []
     for config, fields in CONFIGS.items():
         printed, depth = paper()["table1"]["rows"][config], config.split("-")[0]
