@@ -87,7 +87,7 @@ def test_a_verdict_has_its_reason(made):
         assert made["counts"][verdict] == sum(found[verdict] for found in made["counts_by_topic"].values())
 
 
-def test_no_number_counts_twice(made):
+def test_no_number_counts_twice(made, cache):
     found = {name: {row["claim"]: row for row in rows(made, name)} for name in made["targets"]}
     for row in rows(made):
         if any(row["same_as"]):
@@ -99,6 +99,8 @@ def test_no_number_counts_twice(made):
         for row in rows(made)
         if row["kind"] != "statement" and row["ours"] and not any(row["same_as"])
     ]
+    alone = make_ledger(["fig-dashboard"], Sources(RESULTS, cache))
+    assert sum(alone["counts"].values()) == len(rows(alone))  # nothing else is there that it could be counted with
     twice = {number for number in counted if counted.count(number) > 1}
     assert {number[1] for number in twice} <= {330.6, 57.7}  # softmax and Pure have the same parameters
 

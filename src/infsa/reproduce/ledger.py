@@ -38,7 +38,10 @@ def make_ledger(
             "title": target.title, "source": paper()[target.source]["source"], "needs": target.needs, "rows": rows,
         }  # fmt: skip
     report("Judging", len(chosen), len(chosen))
-    rows = [row for target in targets.values() for row in target["rows"]]
+    every = (row for target in targets.values() for row in target["rows"])
+    rows = [
+        row for row in every if row["same_as"][0] not in targets
+    ]  # a number that the paper prints twice counts once
     return {
         "rule": list(RULE),
         "made_with": provenance(),
@@ -51,8 +54,8 @@ def make_ledger(
 
 
 def counted(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """How many rows got which verdict; a number that the paper prints twice counts once."""
-    found = Counter(row["verdict"] for row in rows if not any(row["same_as"]))
+    """How many rows got which verdict."""
+    found = Counter(row["verdict"] for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
