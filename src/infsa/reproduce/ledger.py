@@ -39,9 +39,7 @@ def make_ledger(
         }  # fmt: skip
     report("Judging", len(chosen), len(chosen))
     every = (row for target in targets.values() for row in target["rows"])
-    rows = [
-        row for row in every if row["same_as"][0] not in targets
-    ]  # a number that the paper prints twice counts once
+    rows = [row for row in every if row["same_as"][0] not in targets]  # a number that is printed twice counts once
     return {
         "rule": list(RULE),
         "made_with": provenance(),
