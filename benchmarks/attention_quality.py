@@ -16,13 +16,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from pages.quality import FILLS, PAPER, write_page
+from pages.quality import PAPER, write_page
 
 from infsa.data import NpzShard
 from infsa.evaluate import Aligning, Boxes, Removal, Subject, study_alignment, study_quality
 from infsa.models import read_weights
 
 ROOT = Path(__file__).parents[1]
+FILLS = ("black", "blur", "road", "tokens")
 METHODS = ("last", "rollout", "gradient", "tokenrank", "katz", "degree")
 
 

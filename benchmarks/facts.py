@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from pages.front import NAMES, accuracy, front_table, ledger_line
+from pages.front import NAMES, accuracy, front_table, ledger_table
 from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
+from pages.quality import CANDIDATES
 from pages.scale import TABLES as SCALE
 
 from infsa.files import read_json
@@ -40,7 +41,7 @@ def cost_table() -> str:
     rows = {row["claim"]: row for name in ("training-cost", "table1") for row in targets[name]["rows"]}
     wanted = {
         "forward pass at 224²": "forward pass at 224², GFLOPs",
-        "InfViT Linear 4L-64H, parameters": "parameters, M",
+        "Linear 4L, parameters": "parameters, M",
     }
     lines = [[label, f"{rows[claim]['paper']:g}", f"{rows[claim]['ours']:.2f}"] for claim, label in wanted.items()]
     return Table(["`infvit_linear_4l64h_patch16_224`", "paper", "ours"], lines).markdown()
@@ -49,8 +50,7 @@ def cost_table() -> str:
 def candidates_table() -> str:
     """Who is near the Perron vector in trained Linear models."""
     found = read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]
-    names = {"a": "a", "a, 3 rounds": "a, 3 iterations", "power, 1 step": "one power iteration"}
-    names |= {"energy": "query norms", "uniform": "uniform"}
+    names = {key: label for key, label in CANDIDATES.items() if key != "power, 3 steps"}
     lines = [
         [label, cell(found["cosine"][name], 1, 3, images=False), cell(found["spearman"][name], 1, 3, images=False)]
         for name, label in names.items()
@@ -64,8 +64,8 @@ def measured(name: str) -> dict[str, object]:
 
 
 TABLES = {
-    "README.md": {"front": front_table, "ledger": ledger_line},
-    "docs/index.md": {"ledger": ledger_line},
+    "README.md": {"front": front_table, "ledger": ledger_table},
+    "docs/index.md": {"ledger": ledger_table},
     "docs/idea.md": {"candidates": candidates_table},
     "docs/faq.md": {"cost": cost_table},
     "docs/choosing.md": {"facts": facts_table},

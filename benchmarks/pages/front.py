@@ -1,4 +1,4 @@
-"""What the front page shows: one table of measurements and one line about the ledger, from the committed results."""
+"""What the front page shows: one table of measurements and one of the ledger, from the committed results."""
 
 import statistics
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from infsa.files import read_json
 from infsa.report.bench_tables import number
 from infsa.report.table import Table
+from infsa.reproduce.headline import topic_table
 
 RESULTS = Path(__file__).parents[1] / "results"
 NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA"}
@@ -59,11 +60,6 @@ def accuracy(shard: str, name: str) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def ledger_line() -> str:
-    """How many of the paper's claims have each verdict, by the conditions of our measurements."""
-    found = read_json(RESULTS / "ledger.json")
-    lines = [f"{sum(found['counts'].values())} claims:\n"]
-    for conditions, counts in found["counts_by_conditions"].items():
-        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        lines.append(f"- {conditions}: {listed}")
-    return "\n".join(lines) + "\n"
+def ledger_table() -> str:
+    """The verdicts on the paper's claims, by topic."""
+    return topic_table(read_json(RESULTS / "ledger.json"), verdicts=False)

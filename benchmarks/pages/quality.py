@@ -6,7 +6,7 @@ from typing import Any
 
 from infsa.files import read_json
 from infsa.report.quality_figures import LABELS, draw_boxes, draw_removal
-from infsa.report.quality_tables import BASELINES, candidate_label, cell
+from infsa.report.quality_tables import BASELINES, cell
 from infsa.report.table import Table
 
 from .marks import write_tables
@@ -20,20 +20,25 @@ MAPS = {
     "tokenrank": "TokenRank",
     "degree": "degree",
 }
-FILLS = {"black": "black", "blur": "blur", "road": "imputed (ROAD)", "tokens": "tokens removed"}
-CANDIDATES = ("a", "a, 3 rounds", "power, 1 step", "power, 3 steps", "energy", "uniform")
+CANDIDATES = {  # as in the result files -> in the tables
+    "a": "a",
+    "a, 3 rounds": "a, 3 iterations",
+    "power, 1 step": "one power iteration",
+    "power, 3 steps": "three power iterations",
+    "energy": "query norms",
+    "uniform": "uniform",
+}
 
 
 def page_tables(results: Path) -> dict[str, str]:
     """Every table of the page, by its name."""
-    study, fills, rivals, aligned = (
+    study, rivals, aligned = (
         read_json(results / f"{name}.json")["groups"]
-        for name in ("attention-quality", "attention-quality-fills", "attention-quality-rivals", "alignment")
+        for name in ("attention-quality", "attention-quality-rivals", "alignment")
     )
     tables = {
         "removal": removal_table(study),
         "boxes": boxes_table(study),
-        "fills": fills_table(fills),
         "methods": methods_table(rivals),
         "alignment": alignment_table(aligned),
     }
@@ -90,16 +95,6 @@ def boxes_table(groups: Summary) -> Table:
     return Table(["map of", "ROC-AUC", "AP", "pointing game"], rows)
 
 
-def fills_table(groups: Summary) -> Table:
-    """A row per fill: what is left of the MoRF-AOC above the random order."""
-
-    def difference(fill: str, name: str) -> str:
-        return value(groups[name]["removal"][fill]["methods"]["last"]["aoc_over_random"])
-
-    rows = [[label, *each(lambda name, fill=fill: difference(fill, name))] for fill, label in FILLS.items()]
-    return Table(["removed patches", *(LABELS[name] for name in PAPER)], rows)
-
-
 def methods_table(groups: Summary) -> Table:
     """A row per kind of map: MoRF-AOC above the random order, and ROC-AUC against boxes."""
 
@@ -124,8 +119,8 @@ def alignment_table(groups: Summary) -> Table:
         return cell(groups[name]["all_layers"][measure][candidate], 1, 3, images=False)
 
     rows = [
-        [candidate_label(key), *each(lambda name, key=key: show("cosine", key, name)), show("spearman", key, PAPER[-1])]
-        for key in CANDIDATES
+        [label, *each(lambda name, key=key: show("cosine", key, name)), show("spearman", key, PAPER[-1])]
+        for key, label in CANDIDATES.items()
     ]
     heads = [f"cosine, {LABELS[name]}" for name in PAPER]
     return Table(["candidate", *heads, f"Spearman, {LABELS[PAPER[-1]]}"], rows)

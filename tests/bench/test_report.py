@@ -77,9 +77,9 @@ def test_large_images_have_a_row_for_each_mechanism(content):
     table = paper_table.large_table(content)
     assert [row[0] for row in table.rows] == list(paper_table.ROWS)
     cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert cells["softmax, unfused"]["largest image"] == "1504² (memory)"
-    assert cells["softmax, unfused"]["train 512², ms"] != "–"
-    assert cells["softmax, unfused"]["train 4096², ms"] == "–"
+    assert cells["softmax (unfused)"]["largest image"] == "1504² (memory)"
+    assert cells["softmax (unfused)"]["train 512², ms"] != "–"
+    assert cells["softmax (unfused)"]["train 4096², ms"] == "–"
 
 
 def test_the_best_of_several_kernels_counts(content):
@@ -118,19 +118,19 @@ def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
 def test_the_measured_crossover_lies_where_the_times_do(content):
     table = paper_table.crossover_table(content)
     cells = {row[0]: row[1:] for row in table.rows}
-    assert cells["softmax, unfused"][0] != "–"
-    assert cells["softmax, unfused"][1] == "–"
-    assert list(cells) == ["softmax, unfused", "softmax, fused", "Pure InfSA"]
+    assert cells["softmax (unfused)"][0] != "–"
+    assert cells["softmax (unfused)"][1] == "–"
+    assert list(cells) == ["softmax (unfused)", "softmax (fused)", "Pure InfSA"]
 
 
 def test_what_is_claimed_is_the_ratio_of_two_rows(content):
     rows = content["rows"]
     ours, naive = (rows[Case(name, size=(1024, 1024), **FOUR).key] for name in ("infsa_linear", "softmax-naive"))
     table = paper_table.claim_table(content)
-    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax, unfused"]
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax (unfused)"]
     assert cells["4L time"] == f"{naive['latency_ms']['median'] / ours['latency_ms']['median']:.2f}"
     assert cells["4L energy"] == f"{naive['energy']['joules_per_image'] / ours['energy']['joules_per_image']:.2f}"
-    assert (cells["4L (paper)"], cells["24L (paper)"]) == ("13.4", "4.5")
+    assert (cells["4L time (paper)"], cells["24L time (paper)"]) == ("13.4", "4.5")
     assert (cells["4L time, compiled"], cells["24L energy"]) == ("–", "–")
 
 
@@ -141,7 +141,7 @@ def test_resolutions_are_sorted_by_the_largest(content):
     table = paper_table.resolution_table(content)
     assert table.columns[-1] == "9216²"
     names = [row[0] for row in table.rows]
-    assert names.index("Linear-InfSA") < names.index("softmax, unfused") < names.index("SOFT")
+    assert names.index("Linear-InfSA") < names.index("softmax (unfused)") < names.index("SOFT")
 
 
 def test_failures_are_words_in_the_tables(content):
@@ -183,7 +183,7 @@ def test_throttling_is_named():
     content = {"rows": {"a": {"gpu": {"throttled": ["power cap"]}}, "b": {"gpu": {"throttled": []}}, "c": {}},
                "machines": [{"gpu": "H", "torch": "2", "energy": "NVML"}], "idle_watts": 70.4}  # fmt: skip
     assert bench_tables.machine_line(content) == (
-        "H; torch 2; energy: NVML, idle 70 W; clock lowered by power cap in 1 row."
+        "H; torch 2; energy: NVML, idle 70 W; reduced clock in 1 of 3 rows (power cap)."
     )
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from infsa.cli.app import app
 from infsa.report.photographs import example_images
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = Path(infsa.__file__).parent / "models" / "shipped"
 ELSEWHERE = {"distributed.md": "tests/parallel/test_document.py"}  # needs torchrun; run there
 SMALLER = {  # text on the page -> what runs here
     "models.md": {  # γ is named: load_weights takes a default for another value than the same one saved
@@ -63,9 +61,6 @@ def names_for(page, folder, monkeypatch):
     photo.resize((512, 512)).save(folder / "orion.jpg")
     photo.save(folder / "photo.jpg")
     names = {"photo": photo, "images": torch.randn(2, 3, 64, 64), "infsa": infsa}
-    if page.name == "attention-quality.md":
-        (folder / "weights").mkdir()
-        shutil.copy(SHIPPED / "vit_tiny.safetensors", folder / "weights" / "softmax-0.safetensors")
     if page.name == "training.md":
         photos(folder)
     if page.name == "kernels.md":
@@ -93,8 +88,8 @@ def command_lines():
     """Every call of the command line on the README and the pages, in blocks and in running text."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        for block in re.findall(r"```\n(.*?)```", text, re.S):
-            yield from re.findall(r"^infsa [^\n]*", block, re.M)
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M):
+            yield from re.findall(r"^infsa [^\n]*", block, re.M) if not language else ()
         yield from re.findall(r"`(infsa [^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.S))
 
 
@@ -121,4 +116,4 @@ def test_stand_ins_are_on_the_pages():
 
 
 def test_nothing_is_left_behind():
-    assert not {"orion.jpg", "photo.jpg", "photos", "weights"} & set(os.listdir(ROOT))
+    assert not {"orion.jpg", "photo.jpg", "photos"} & set(os.listdir(ROOT))

@@ -122,6 +122,17 @@ def gap(first, second, key):
     return 100 * (removal(first, key)["mean"] - removal(second, key)["mean"])
 
 
+def leads(name, key):
+    """Whether a mechanism is ahead of softmax beyond the noise."""
+    return ahead((removal(name, key), name), (removal("softmax", key), "softmax"))
+
+
+def sharper(kind):
+    """The verdict of the ledger on the claim that maps are sharper than those of softmax."""
+    rows = read_json(RESULTS / "ledger.json")["targets"]["fig-comparison"]["rows"]
+    return next(row["verdict"] for row in rows if row["claim"].startswith(kind))
+
+
 def order_gap():
     """How much faster Linear falls than softmax when patches go at random."""
     found = [quality(name)["removal"]["mean"]["random"]["aoc"]["mean"] for name in ("infsa_linear", "softmax")]
@@ -217,10 +228,11 @@ SENTENCES = {
         "aoc-over-random-lead-two": lambda: [round(x) for x in left_over()] == [2, 2],
         "lerf-leads": lambda: (
             [round(gap(name, "softmax", "lerf_auc")) for name in ("infsa_linear", "infsa_pure")] == [2, 3]
+            and [leads(name, "lerf_auc") for name in ("infsa_linear", "infsa_pure")] == [False, True]
         ),
-        "abpc-lead": lambda: (
-            gap("infsa_linear", "softmax", "abpc")
-            > 100 * max(removal(name, "abpc")["over_runs"] for name in ("infsa_linear", "softmax"))
+        "abpc-lead": lambda: leads("infsa_linear", "abpc"),
+        "sharper-pure-only": lambda: (
+            sharper("Pure").startswith("supported") and sharper("Linear").startswith("differs")
         ),
         "boxes-order": lambda: (
             abs(roc("infsa_linear")["mean"] - roc("softmax")["mean"]) < 0.01

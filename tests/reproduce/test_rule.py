@@ -13,7 +13,7 @@ from infsa.reproduce.errors import difference, stratified
 
 from .test_ledger import RESULTS
 
-REPRODUCED, EXCEEDED, PARTLY, NOT, INCONCLUSIVE, UNTESTABLE = VERDICTS
+REPRODUCED, LARGER, SMALLER, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS
 SIZES = st.floats(0.1, 50)
 ERRORS = st.floats(0.0, 20)
 
@@ -26,7 +26,7 @@ def verdict(kind, paper, value, error=0.0, same=True, tolerance=0.0, **fields):
     ("paper", "value", "error", "same", "expected"),
     [
         (53.5, 53.45, 0.0, True, REPRODUCED),
-        (53.5, 53.45, 0.0, False, PARTLY),
+        (53.5, 53.45, 0.0, False, SUPPORTED),
         (53.5, 53.6, 0.0, True, NOT),
         (53.5, 53.6, 0.05, True, REPRODUCED),  # two standard errors
         (53.5, 53.6, 0.0, False, UNTESTABLE),  # other conditions refute nothing
@@ -36,9 +36,9 @@ def test_values(paper, value, error, same, expected):
     assert verdict("value", paper, value, error, same, tolerance=0.05) == expected
 
 
-def test_scores_may_be_exceeded():
-    assert verdict("score", 0.985, 0.99, tolerance=0.003) == EXCEEDED
-    assert verdict("score", 0.985, 0.99, tolerance=0.003, same=False) == PARTLY
+def test_scores_may_be_larger_than_claimed():
+    assert verdict("score", 0.985, 0.99, tolerance=0.003) == LARGER
+    assert verdict("score", 0.985, 0.99, tolerance=0.003, same=False) == SUPPORTED
     assert verdict("score", 0.985, 0.983, tolerance=0.003) == REPRODUCED
     assert verdict("score", 0.985, 0.97, tolerance=0.003) == NOT
     assert verdict("score", 0.985, 0.97, tolerance=0.003, same=False) == UNTESTABLE
@@ -51,15 +51,15 @@ def test_an_effect_by_an_independent_rule(paper, share, error, same):
         assume(edge > 1e-6)
     near_zero, near_paper = abs(value) <= 2 * error, abs(value - paper) <= 2 * error
     if near_zero:
-        expected = INCONCLUSIVE if near_paper else NOT
+        expected = INCONCLUSIVE if near_paper else NOT if same else DIFFERS
     elif value < 0:
-        expected = NOT
+        expected = NOT if same else DIFFERS
     elif not same:
-        expected = PARTLY
+        expected = SUPPORTED
     elif near_paper or 0.8 <= share <= 1.2:
         expected = REPRODUCED
     else:
-        expected = EXCEEDED if share > 1 else PARTLY
+        expected = LARGER if share > 1 else SMALLER
     assert verdict("difference", paper, value, error, same) == expected
 
 
@@ -76,17 +76,18 @@ def test_without_a_size_the_direction_is_the_claim(value, error, same):
     if abs(value) < 2 * error:
         assert found == INCONCLUSIVE
     else:
-        assert found == (NOT if value < 0 else REPRODUCED if same else PARTLY)
+        wrong, right = (NOT, REPRODUCED) if same else (DIFFERS, SUPPORTED)
+        assert found == (wrong if value < 0 else right)
 
 
 def test_edges_of_the_band():
     assert [verdict("difference", 10, x) for x in (7.99, 8.0, 12.0, 12.01)] == [
-        PARTLY,
+        SMALLER,
         REPRODUCED,
         REPRODUCED,
-        EXCEEDED,
+        LARGER,
     ]
-    assert verdict("ratio", 5.5, 8.14) == EXCEEDED  # "reach only 5-6×"
+    assert verdict("ratio", 5.5, 8.14) == LARGER  # "reach only 5-6×"
     assert verdict("difference", 10, 2.0, error=1.0) == NOT  # exactly two standard errors do not exceed them
     assert verdict("difference", 2, 0.0) == NOT  # a tie without noise is no effect
     assert verdict("value", 0.0, 1e-9) == NOT
@@ -97,7 +98,7 @@ def test_edges_of_the_band():
 def test_a_launch_bound_ratio_is_decided_only_above_the_band(paper, value, at_least):
     plain = verdict("ratio", paper, value)
     found = verdict("ratio", paper, value, launch_bound=True, at_least=at_least)
-    assert found == (EXCEEDED if at_least and plain == EXCEEDED else INCONCLUSIVE)
+    assert found == (LARGER if at_least and plain == LARGER else INCONCLUSIVE)
 
 
 def test_a_launch_bound_ratio_says_what_it_needs():
@@ -115,8 +116,21 @@ def test_what_is_no_measurement_is_refused(kind, value):
 
 def test_statements():
     assert verdict("statement", 1, 1.0) == REPRODUCED
-    assert verdict("statement", 1, 1.0, same=False) == PARTLY
-    assert verdict("statement", 1, 0.0) == verdict("statement", 1, 0.0, same=False) == NOT
+    assert verdict("statement", 1, 1.0, same=False) == SUPPORTED
+    assert verdict("statement", 1, 0.0) == NOT
+    assert verdict("statement", 1, 0.0, same=False) == DIFFERS
+
+
+@given(
+    kind=st.sampled_from(["value", "score", "difference", "ratio", "statement"]),
+    paper=SIZES,
+    value=st.floats(0.01, 60),
+    error=ERRORS,
+)
+def test_other_conditions_neither_confirm_nor_refute(kind, paper, value, error):
+    elsewhere = verdict(kind, paper, value, error, same=False)
+    assert elsewhere in (SUPPORTED, DIFFERS, INCONCLUSIVE, UNTESTABLE)
+    assert verdict(kind, paper, value, error) not in (SUPPORTED, DIFFERS)
 
 
 def test_an_unknown_kind_is_refused():
@@ -125,7 +139,8 @@ def test_an_unknown_kind_is_refused():
 
 
 def test_the_rule_names_every_verdict():
-    assert all(verdict in " ".join(RULE) for verdict in VERDICTS)
+    text = " ".join(RULE).lower().replace("differs** at", "differs at")
+    assert all(verdict in text for verdict in VERDICTS)
 
 
 def test_a_value_that_means_nothing_elsewhere_is_not_judged_by_chance():
@@ -153,16 +168,17 @@ def test_committed_effects_are_judged_again_from_the_file():
             x, s, p = row["ours"], 2 * row["error"], row["paper"]
             if row["kind"] == "ratio":
                 x, s, p = math.log(x), s / x, p and math.log(p)
+            same = row["measured"] == "the paper's conditions"
             if abs(x) <= s:
-                expected = INCONCLUSIVE if p is None or abs(x - p) <= s else NOT
+                expected = INCONCLUSIVE if p is None or abs(x - p) <= s else NOT if same else DIFFERS
             elif x < 0:
-                expected = NOT
-            elif row["measured"] != "the paper's conditions":
-                expected = PARTLY
+                expected = NOT if same else DIFFERS
+            elif not same:
+                expected = SUPPORTED
             elif p is None or abs(x - p) <= s or 0.8 <= x / p <= 1.2:
                 expected = REPRODUCED
             else:
-                expected = EXCEEDED if x > p else PARTLY
+                expected = LARGER if x > p else SMALLER
             assert row["verdict"] == expected, row["claim"]
             judged += 1
     assert judged > 20

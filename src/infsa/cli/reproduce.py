@@ -38,8 +38,8 @@ def reproduce(
 ) -> None:
     """Hold the paper's tables and figures against what was measured here.
 
-    Every claim gets the paper's value, ours, the conditions and a verdict that follows from the numbers: reproduced,
-    exceeded, partly reproduced, not reproduced, inconclusive and why, or not testable here and what it needs.
+    Every claim gets the paper's value, ours, the conditions, and a verdict that follows from the numbers, with its
+    reason.
 
     Example: infsa reproduce fig-markov table-alignment
     """
@@ -135,6 +135,6 @@ def show(ledger: dict[str, Any], console: Console) -> None:
     for name, target in ledger["targets"].items():
         lines = [[cell.replace("**", "").replace("\\|", "|") for cell in line(row)] for row in target["rows"]]
         console.print(Table(COLUMNS, lines, f"{name}: {target['title']}", target["source"]))
-    for name, counts in {**ledger["counts_by_conditions"], "all": ledger["counts"]}.items():
-        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        console.print(f"{name}: {found or 'no claims'}", highlight=False)
+    for name, counts in {**ledger["counts_by_topic"], "all": ledger["counts"]}.items():
+        if found := ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count):
+            console.print(f"{name}: {found}", highlight=False)

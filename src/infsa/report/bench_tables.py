@@ -155,4 +155,4 @@ def throttled(content: Content) -> str:
     """In how many rows the GPU lowered its clock, and why; empty if in none."""
     rows = [row["gpu"]["throttled"] for row in content["rows"].values() if row.get("gpu", {}).get("throttled")]
     names = ", ".join(sorted({name for names in rows for name in names}))
-    return f"; clock lowered by {names} in {len(rows)} row{'s' * (len(rows) != 1)}" if rows else ""
+    return f"; reduced clock in {len(rows)} of {len(content['rows'])} rows ({names})" if rows else ""

@@ -7,9 +7,9 @@ from .claims import Claim, Reading, Unavailable
 from .conditions import SHARDS, trained
 from .counts import parameters
 from .quality import IMAGENET, compared
+from .quality import LABELS as SHORT
 from .sources import Sources, paper
-
-V2 = IMAGENET + ", and ImageNet-V2"
+from .topics import PARAMETERS
 
 
 def accuracy_gap(first: str, second: str, sources: Sources) -> Reading:
@@ -31,7 +31,7 @@ def classification() -> list[Claim]:
     rows = {row["method"]: row for row in published()["rows"]}
     names = {"InfViT-Linear (4L)": "infsa_linear", "InfViT-Pure (4L)": "infsa_pure"}
     claims = [
-        Claim(f"{method} above a ViT of the same recipe, top-1", "difference",
+        Claim(f"{SHORT[name]} 4L above softmax in the same recipe, top-1", "difference",
               round(rows[method]["imagenet_1k"] - base, 1), partial(accuracy_gap, name, "softmax"), "points")
         for method, name in names.items()
     ]  # fmt: skip
@@ -40,8 +40,8 @@ def classification() -> list[Claim]:
     claims.append(Claim(what, "difference", None, pooling, "points"))
     for kind in ("Linear", "Pure"):
         four, deep = (rows[f"InfViT-{kind} ({depth})"]["imagenet_1k"] for depth in ("4L", "24L"))
-        what, read = f"InfViT-{kind}, 24L above 4L, top-1", partial(unavailable, IMAGENET)
-        claims.append(Claim(what, "difference", round(deep - four, 1), read, "points", group="accuracy"))
+        what, read = f"{kind}, 24L above 4L, top-1", partial(unavailable, IMAGENET)
+        claims.append(Claim(what, "difference", round(deep - four, 1), read, "points"))
     behind = rows["RAVLT-L"]["imagenet_1k"] - rows["InfViT-Pure (24L)"]["imagenet_1k"]
     needed = partial(unavailable, IMAGENET)
     claims += [
@@ -51,9 +51,9 @@ def classification() -> list[Claim]:
     for row in published()["rows"]:
         if row["family"] == "InfSA":
             for key, label in (("imagenet_1k", "ImageNet-1K"), ("imagenet_v2", "ImageNet-V2")):
-                read = partial(unavailable, V2 if key == "imagenet_v2" else IMAGENET)
-                what = f"{row['method']}, {label} top-1"
-                claims.append(Claim(what, "value", row[key], read, "%", 0.05, "accuracy"))
+                read = partial(unavailable, IMAGENET)
+                group = f", {label} top-1"
+                claims.append(Claim(f"{row['method']}{group}", "value", row[key], read, "%", 0.05, group))
     return claims
 
 
@@ -66,7 +66,9 @@ def accuracy_parameters() -> list[Claim]:
             kind, _, depth = row["method"].removeprefix("InfViT-").partition(" ")
             read = partial(parameters, configs[depth.strip("()")], f"infsa_{kind.lower()}")
             half = 0.05 if row["parameters_m"] < 100 else 0.5
-            what = f"{row['method']}, parameters"
-            claims.append(Claim(what, "value", row["parameters_m"], read, "M", half, "parameters"))
-    read = partial(unavailable, V2)
+            depth = depth.strip("()")
+            what = f"{kind} {depth}, parameters"
+            same = ("table1", f"{kind} {depth}, parameters")
+            claims.append(Claim(what, "value", row["parameters_m"], read, "M", half, topic=PARAMETERS, same_as=same))
+    read = partial(unavailable, IMAGENET)
     return [*claims, Claim("all four InfViT exceed every baseline on ImageNet-V2", "statement", 1, read)]

@@ -25,8 +25,9 @@ def bench_row(sources: Sources, mechanism: str, side: int, mode: str = "infer", 
     key = Case(mechanism, size=(side, side), mode=mode, **fields).key
     row = sources.bench()["rows"].get(key)
     if row is None or "latency_ms" not in row:
-        why = "was not run" if row is None else row.get("reason") or row["status"]
-        raise Unavailable(f"needs the row {key}, which {why}")
+        if row is None:
+            raise Unavailable("needs more rows (infsa bench --preset table1 --preset graphs)")
+        raise Unavailable(f"needs the row {key}, which failed: {row.get('reason') or row['status']}")
     return row
 
 
@@ -51,7 +52,7 @@ def joules(row: Row) -> float:
     """A row's measured energy per image."""
     energy = row.get("energy") or {}
     if not energy.get("source"):
-        raise Unavailable("needs the energy of this row: infsa bench --preset graphs, on a GPU that counts it")
+        raise Unavailable("needs its energy (infsa bench --preset graphs)")
     return float(energy["joules_per_image"])
 
 

@@ -8,39 +8,42 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .sources import Sources
 
-REPRODUCED, EXCEEDED, PARTLY, NOT, INCONCLUSIVE, UNTESTABLE = VERDICTS = (
+REPRODUCED, LARGER, SMALLER, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS = (
     "reproduced",
-    "exceeded",
-    "partly reproduced",
+    "larger than claimed",
+    "smaller than claimed",
     "not reproduced",
     "inconclusive",
+    "supported at small scale",
+    "differs at small scale",
     "not testable here",
 )
 KINDS = ("value", "score", "difference", "ratio", "statement")
 LOW, HIGH = 0.8, 1.2  # of the paper's effect: the band in which an effect is reproduced
 NOISE = 2.0  # standard errors
-AND_PAPER, LIES = " and the paper's effect lie", " lies"
 LAUNCH_BOUND = "launch-bound in eager mode; needs CUDA graph rows"
+WITHIN, SAME_DIRECTION = "within noise", "same direction"
+EXAMPLE = 13.4  # a ratio, for the rule
 RULE = (
-    f"An effect (a difference, a ratio, a lead) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size "
-    f"(of its logarithm for a ratio) or within {NOISE:g} of our standard errors of it, **exceeded** above that, "
-    "**partly reproduced** below it or under other conditions than the paper's, and **not reproduced** if it is absent "
-    "or reversed. Where the paper gives no size, the direction is the claim.",
-    f"An effect is **inconclusive** if both zero and the paper's size lie within {NOISE:g} of our standard errors; "
-    "where the paper gives no size, if zero does.",
-    f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors (ours and the paper's), otherwise "
-    "not. A score, where higher is better, may also be exceeded. Under other conditions agreement is partly reproduced "
-    "and disagreement **not testable here**: it refutes nothing.",
-    "A statement is reproduced if it holds, partly reproduced if it holds under other conditions, not reproduced if a "
-    "measurement contradicts it. Without a measurement a claim is not testable here; the row says what it needs.",
-    "There is one standard error: runs are stratified by dataset shard, the variance of each stratum's mean is summed, "
-    "and the shards weigh the same. A time has the standard error of its rounds, an energy that of its time.",
-    "A ratio of two times at the paper's resolution, depth, heads and batch meets its conditions on any GPU; a time or "
-    "an energy by itself only on the paper's A100.",
+    f"An effect (difference or ratio) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size or "
+    f"{NOISE:g} of our standard errors, **larger than claimed** above, **smaller than claimed** below, **not "
+    f"reproduced** if absent or reversed. Ratios are compared as logarithms: {EXAMPLE}× is reproduced from "
+    f"{EXAMPLE**LOW:.1f}× to {EXAMPLE**HIGH:.1f}×. Without a printed size, the direction counts.",
+    "An effect is **inconclusive** if both zero and the paper's size, if printed, lie within "
+    f"{NOISE:g} standard errors.",
+    f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors; a score may also be larger than "
+    "claimed. A statement is reproduced if it holds.",
+    "Small scale: small images, small models or an example of our own. What agrees, an effect in its direction, is "
+    "**supported at small scale**; an effect or statement that does not **differs at small scale**, which refutes "
+    "nothing.",
+    "**Not testable here**: not measured, or a value that depends on the GPU, the dataset or unpublished details.",
+    "Errors: runs are stratified by dataset shard; a time has that of its rounds, and so has its energy.",
+    "Ratios of times at the paper's resolution, depth, heads and batch are compared on any GPU; times and energies by "
+    "themselves only on the paper's A100.",
     "A time is launch-bound if a smaller image with at most 30 % of the multiply-adds takes at least two thirds as "
-    "long, or if the 4-layer model at the same size is launch-bound. Such ratios are judged on the same eager model "
-    "replayed as a CUDA graph, with the eager value beside it. Without those rows they are inconclusive, unless only "
-    "the faster model is launch-bound and the ratio exceeds the paper's already.",
+    "long, or if the 4-layer model at its size is launch-bound. Such ratios are judged on CUDA graphs of the same "
+    "eager model; without those they are inconclusive, unless only the faster model is launch-bound and the ratio is "
+    "larger than claimed already.",
 )
 
 
@@ -62,6 +65,7 @@ class Reading:
     comparable: bool = True  # whether agreement under other conditions says anything
     launch_bound: bool = False  # launches, not kernels, were timed
     at_least: bool = False  # launch overhead can only have made an effect smaller
+    note: str = ""  # what the page says beside the verdict
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,12 @@ class Claim:
     read: "Callable[[Sources], Reading]"
     unit: str = ""
     tolerance: float = 0.0  # the paper's own: half a unit of its last digit, or two of its standard errors
-    group: str = ""  # the page lists claims of one group that got the same verdict in one line
+    group: str = ""  # the page shows claims of one group together
+    topic: str = ""  # for the counts; empty: that of the target
+    same_as: tuple[str, str] = (
+        "",
+        "",
+    )  # target and name of the claim that counts, if the paper prints this number twice
 
 
 def judge(claim: Claim, reading: Reading) -> tuple[str, str]:
@@ -84,17 +93,23 @@ def judge(claim: Claim, reading: Reading) -> tuple[str, str]:
     if not (math.isfinite(reading.value) and math.isfinite(reading.error)):
         raise ValueError(f"{claim.what}: a measurement must be a finite number, got {reading.value} ± {reading.error}")
     if claim.kind == "statement":
-        return (_best(reading), "it holds") if reading.value else (NOT, "it does not hold")
+        if reading.value:
+            return _best(reading), "it holds"
+        return _worst(reading), "it does not hold"
     if claim.kind in ("value", "score"):
         return _judge_value(claim, reading)
     verdict, why = _judge_effect(claim, reading)
-    if reading.launch_bound and not (reading.at_least and verdict == EXCEEDED):
+    if reading.launch_bound and not (reading.at_least and verdict == LARGER):
         return INCONCLUSIVE, LAUNCH_BOUND
     return verdict, why
 
 
 def _best(reading: Reading) -> str:
-    return REPRODUCED if reading.same else PARTLY
+    return REPRODUCED if reading.same else SUPPORTED
+
+
+def _worst(reading: Reading) -> str:
+    return NOT if reading.same else DIFFERS
 
 
 def _judge_value(claim: Claim, reading: Reading) -> tuple[str, str]:
@@ -107,7 +122,7 @@ def _judge_value(claim: Claim, reading: Reading) -> tuple[str, str]:
     if abs(gap) <= allowed:
         return _best(reading), f"within {allowed:.2g}"
     if claim.kind == "score" and gap > 0:
-        return (EXCEEDED if reading.same else PARTLY), "above the paper's"
+        return (LARGER if reading.same else SUPPORTED), "above the paper's"
     if reading.same:
         return NOT, f"{reading.value / claim.paper:.3g} × the paper's" if claim.paper else "not 0"
     return UNTESTABLE, elsewhere
@@ -121,15 +136,15 @@ def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     noise = NOISE * (reading.error / reading.value if ratio else reading.error)
     paper = None if claim.paper is None else math.log(claim.paper) if ratio else claim.paper
     if abs(ours) <= noise and noise > 0 and (paper is None or abs(ours - paper) <= noise):
-        return INCONCLUSIVE, f"zero{AND_PAPER if paper else LIES} within {NOISE:g} standard errors"
+        return INCONCLUSIVE, WITHIN
     if ours <= noise:
-        return NOT, "the other way round" if ours < -noise else "no effect beyond the noise"
+        return _worst(reading), "reversed" if ours < -noise else "no effect"
     if paper is None:
-        return _best(reading), "same direction"
+        return _best(reading), SAME_DIRECTION
     share = ours / paper
-    reason = f"{share:.0%} of the " + ("logarithm" if ratio else "effect")
+    reason = f"{share:.0%} of the paper's" + (" logarithm" if ratio else "")
     if not reading.same:
-        return PARTLY, reason
+        return SUPPORTED, reason
     if LOW <= share <= HIGH or abs(ours - paper) <= noise:
         return REPRODUCED, reason
-    return (EXCEEDED if share > HIGH else PARTLY), reason
+    return (LARGER if share > HIGH else SMALLER), reason

@@ -17,7 +17,7 @@ Recipe = Mapping[str, Any]
 
 def values_of(recipes: Iterable[Recipe], name: str) -> str:
     """The values that a field takes, each once, in the order of the runs."""
-    return " / ".join(dict.fromkeys(str(recipe[name]) for recipe in recipes))
+    return "/".join(dict.fromkeys(str(recipe[name]) for recipe in recipes))
 
 
 def changes(recipe: Recipe, name: str) -> bool:
@@ -30,11 +30,11 @@ def training(recipes: list[Recipe], seeds: int) -> str:
     """Model, optimiser, augmentation, epochs and seeds of some runs."""
     models = [{**PRESETS[recipe["model"]], **recipe["model_options"]} for recipe in recipes]
     used = [label for name, label in AUGMENTATIONS.items() if any(changes(recipe, name) for recipe in recipes)]
-    shape = " × ".join(values_of(models, name) for name in ("depth", "embed_dim"))
+    depth, width, heads = (values_of(models, name) for name in ("depth", "embed_dim", "num_heads"))
     parts = [
-        f"{shape} (layers × width), {values_of(models, 'num_heads')} heads",
-        f"{values_of(recipes, 'size')} px",
-        f"{values_of(recipes, 'optimizer')}",
+        f"{depth} layers of width {width}, {heads} heads",
+        f"{values_of(recipes, 'size')}-pixel images",
+        values_of(recipes, "optimizer").replace("nmuon", "Muon (timm's nmuon)"),
         f"lr {values_of(recipes, 'lr')}",
         f"{values_of(recipes, 'epochs')} epochs of batch {values_of(recipes, 'batch_size')}",
         ", ".join(used) or "no augmentation",
@@ -48,4 +48,4 @@ def trained(sources: Sources) -> str:
     files = [sources.file(name) for name in SHARDS]
     recipes = [run["recipe"] for file in files for name in NAMES for run in file[name]]
     seeds = min(len(file[name]) for file in files for name in NAMES)
-    return f"Tiny-ImageNet, {len(files)} disjoint shards of 50 classes; {training(recipes, seeds)} each"
+    return f"Tiny-ImageNet: {len(files)} disjoint shards of 50 classes; {training(recipes, seeds)} each"

@@ -32,10 +32,16 @@ def parameters(config: str, mechanism: str, sources: Sources) -> Reading:
 
     found = sources.computed("parameters", {"config": config, "attention": mechanism}, count)
     detail = f"plain model {found['plain']:.2f}"
-    needs = "the configuration of this peer, which the paper does not give"
+    needs = "the peer's unpublished configuration"
     known = mechanism in KNOWN
     return Reading(
-        found["paper"], 0.0, "parameters counted with paper_params=True", detail, known, needs=needs, comparable=known
+        found["paper"],
+        0.0,
+        "parameters counted (`paper_params=True`)",
+        detail,
+        known,
+        needs=needs,
+        comparable=known,
     )
 
 
@@ -53,7 +59,7 @@ def training_cost() -> list[Claim]:
     said = paper()["training-cost"]
     linear = Case("infsa_linear", size=(224, 224), **FOUR)
     macs = forward_macs(linear)
-    setting = "closed formula for the model as the paper writes it, two FLOPs per multiply-add"
+    setting = "counted by formula, two FLOPs per multiply-add"
 
     def total(times: float, sources: Sources) -> Reading:
         return Reading(2 * macs * times, 0.0, setting, f"{macs / 1e9:.2f} GMAC per image", same=True)
@@ -62,23 +68,25 @@ def training_cost() -> list[Claim]:
         counts = [formula(Case("softmax", 4, heads, (224, 224))) for heads in (16, 64)]
         counts += [forward_macs(replace(linear, heads=heads)) for heads in (16, 64)]
         few, many, linear_few, linear_many = counts
-        detail = f"at 16 and 64 heads softmax has {few / 1e9:.2f} and {many / 1e9:.2f} GMAC, "
-        detail += f"Linear {linear_few / 1e9:.2f} and {linear_many / 1e9:.2f}"
+        detail = f"GMAC at 16/64 heads: softmax {few / 1e9:.2f}/{many / 1e9:.2f}, "
+        detail += f"Linear {linear_few / 1e9:.2f}/{linear_many / 1e9:.2f}"
         return Reading(float(many > few and linear_many > linear_few), 0.0, setting, detail, same=True)
 
     def crossover(sources: Sources) -> Reading:
         vit = Case("softmax", size=(224, 224), **VIT_B)
         cheaper = [side for side in range(16, 4097, 16) if forward_macs(linear.at(side)) < formula(vit.at(side))]
         detail = f"at 224²: {macs / 1e9:.1f} against {formula(vit) / 1e9:.1f} GMAC; "
-        detail += f"Linear is cheaper from {min(cheaper)} px on"
+        detail += f"fewer from {min(cheaper)} px on"
         return Reading(float(224 not in cheaper), 0.0, setting, detail, same=True)
 
     training = said["images"] * said["epochs"] * said["passes"]
+    forward = ("training-cost", "forward pass at 224²")
     return [
         Claim("forward pass at 224²", "value", said["forward_gflops"], partial(total, 1e-9), "GFLOPs", 0.5),
-        Claim("training", "value", said["training_flops"], partial(total, training), "FLOPs", 5e16),
+        Claim("training", "value", said["training_flops"], partial(total, training), "FLOPs", 5e16,
+              same_as=forward),
         Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs",
-              5e12),
+              5e12, same_as=forward),
         Claim("59 GFLOPs are owing to 64 heads", "statement", 1, by_heads),
         Claim("Linear 4L needs more FLOPs than ViT-B/16 at 224², fewer beyond about 512²", "statement", 1, crossover),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from .beyond import Check, checks
 from .claims import RULE, UNTESTABLE, VERDICTS, Claim, Reading, Unavailable, judge
 from .sources import Sources, paper
 from .targets import TARGETS, check_target
+from .topics import TOPICS
 
 Ledger = dict[str, Any]
 MEASURED = ("the paper's conditions", "other conditions", "not measured")
@@ -32,17 +33,18 @@ def make_ledger(
     for done, name in enumerate(chosen):
         report("Judging", done, len(chosen))
         target = TARGETS[name]
-        rows = [row_of(claim, sources) for claim in target.claims()]
+        rows = [{"topic": target.topic} | row_of(claim, sources) for claim in target.claims()]
         targets[name] = {
             "title": target.title, "source": paper()[target.source]["source"], "needs": target.needs, "rows": rows,
         }  # fmt: skip
     report("Judging", len(chosen), len(chosen))
-    rows = [row for target in targets.values() for row in target["rows"]]
+    every = (row for target in targets.values() for row in target["rows"])
+    rows = [row for row in every if row["same_as"][0] not in targets]  # a number that is printed twice counts once
     return {
         "rule": list(RULE),
         "made_with": provenance(),
         "counts": counted(rows),
-        "counts_by_conditions": {name: counted(row for row in rows if row["measured"] == name) for name in MEASURED},
+        "counts_by_topic": {name: counted(row for row in rows if row["topic"] == name) for name in TOPICS},
         "targets": targets,
         "beyond": [check_of(check, sources) for check in checks()] if set(chosen) == set(TARGETS) else [],
         "files": sorted(sources.read),
@@ -58,7 +60,8 @@ def counted(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
 def row_of(claim: Claim, sources: Sources) -> dict[str, Any]:
     """One line of the ledger."""
     row: dict[str, Any] = {"claim": claim.what, "kind": claim.kind, "unit": claim.unit, "paper": claim.paper}
-    row |= {"tolerance": claim.tolerance, "group": claim.group}
+    row |= {"tolerance": claim.tolerance, "group": claim.group, "same_as": list(claim.same_as)}
+    row |= {"topic": claim.topic} if claim.topic else {}
     try:
         reading = claim.read(sources)
     except Unavailable as error:
@@ -73,7 +76,7 @@ def found_of(reading: Reading) -> dict[str, Any]:
     return {
         "ours": rounded(reading.value), "error": rounded(reading.error), "setting": reading.setting,
         "detail": reading.detail, "file": reading.file, "comparable": reading.comparable,
-        "launch_bound": reading.launch_bound, "at_least": reading.at_least,
+        "launch_bound": reading.launch_bound, "at_least": reading.at_least, "note": reading.note,
     }  # fmt: skip
 
 

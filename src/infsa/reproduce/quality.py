@@ -12,8 +12,8 @@ from .errors import difference, stratified
 from .sources import Sources, paper
 
 QUALITY, ALIGNMENT = "attention-quality.json", "alignment.json"
-IMAGENET = "300 epochs of ImageNet-1K for every model"
-LABELS = {"softmax": "Standard ViT", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear InfSA"}
+IMAGENET = "training on ImageNet"
+LABELS = {"softmax": "softmax", "infsa_pure": "Pure", "infsa_linear": "Linear"}
 RULE_OF_THREE = 3.0  # cases that a count of none is compatible with, at 95 %
 Run = dict[str, Any]
 Strata = dict[str, list[float]]
@@ -61,7 +61,11 @@ def value_of(group: str, metric: str, sources: Sources) -> Reading:
 def gap(first: str, second: str, metric: str, sources: Sources) -> Reading:
     """How far one mechanism is above another."""
     found = compared(percent(sources, first, metric), percent(sources, second, metric), trained(sources), QUALITY)
-    return replace(found, detail=f"{found.detail}; {sources.file(QUALITY)['config']['images']} images a run")
+    detail, note = f"{found.detail}; {sources.file(QUALITY)['config']['images']} images a run", ""
+    if metric == "morf" and second == "softmax":
+        left, error = difference(percent(sources, first, "over_random"), percent(sources, second, "over_random"))
+        note = f"{left:+.1f}±{error:.1f} over random order"
+    return replace(found, detail=detail, note=note)
 
 
 def compared(first: Strata, second: Strata, setting: str, file: str) -> Reading:
@@ -72,11 +76,11 @@ def compared(first: Strata, second: Strata, setting: str, file: str) -> Reading:
 
 
 def quality() -> list[Claim]:
-    """The bars: MoRF-AOC, ROC-AUC and PR-AUC against Standard ViT."""
+    """The bars: MoRF-AOC, ROC-AUC and PR-AUC against softmax."""
     said = paper()["quality"]["groups"]
     names = {"morf": "MoRF-AOC", "roc": "ROC-AUC", "pr": "PR-AUC"}
     return [
-        Claim(f"{LABELS[group]} above Standard ViT, {label}", "difference",
+        Claim(f"{LABELS[group]} above softmax, {label}", "difference",
               round(said[group][metric] - said["softmax"][metric], 1), partial(gap, group, "softmax", metric), "points")
         for group in ("infsa_linear", "infsa_pure")
         for metric, label in names.items()
@@ -86,7 +90,8 @@ def quality() -> list[Claim]:
 def curves(metrics: dict[str, str]) -> list[Claim]:
     """The values that the curves of the supplement carry."""
     return [
-        Claim(f"{LABELS[group]}, {label}", "value", values[metric], partial(value_of, group, metric), "%", 0.05)
+        Claim(f"{LABELS[group]}, {label}", "value", values[metric], partial(value_of, group, metric), "%", 0.05,
+              f", {label}")
         for metric, label in metrics.items()
         for group, values in paper()["quality"]["groups"].items()
         if metric in values
@@ -100,8 +105,7 @@ def leads(label: str, first: str, second: str, metric: str) -> Claim:
     if other is None and second == "infsa_linear":
         other = paper()["ablation"]["gamma"]["0.7"][metric]
     size = None if other is None else round(said[first][metric] - other, 1)
-    short = LABELS[first].split()[0]
-    what = f"{short} leads in {label}: lead over {LABELS[second]}"
+    what = f"{LABELS[first]} above {LABELS[second]}, {label}"
     return Claim(what, "difference", size, partial(gap, first, second, metric), "points")
 
 
@@ -129,12 +133,12 @@ def maps() -> list[Claim]:
     groups = ("infsa_pure", "infsa_linear")
     return [
         *(
-            Claim(f"{LABELS[group]} on the object more often than Standard ViT (pointing game)", "difference", None,
+            Claim(f"{LABELS[group]} above softmax, pointing game", "difference", None,
                   partial(gap, group, "softmax", "pointing"), "points")
             for group in groups
         ),
         *(
-            Claim(f"{LABELS[group]} more consistent over images: smaller deviation of the box ROC-AUC", "difference",
+            Claim(f"{LABELS[group]} more consistent than softmax: deviation of ROC-AUC", "difference",
                   None, partial(gap, "softmax", group, "roc_spread"), "points")
             for group in groups
         ),
@@ -162,8 +166,8 @@ def alignment() -> list[Claim]:
         value, error = stratified(by_shard(sources, ALIGNMENT, "infsa_linear", mean))
         runs = [run for run in sources.file(ALIGNMENT)["runs"].values() if run["group"] == "infsa_linear"]
         counts = [layer["degenerate"] for run in runs for layer in run["layers"].values()]
-        detail = f"none in {counts.count(0)} of {len(counts)} samples of {said['samples']}"
-        return Reading(value, error, trained(sources), detail, needs=IMAGENET, file=ALIGNMENT)
+        note = f"mean count; none in {counts.count(0)} of {len(counts)} samples"
+        return Reading(value, error, trained(sources), note, needs=IMAGENET, file=ALIGNMENT, note=note)
 
     return [
         *(
@@ -171,6 +175,6 @@ def alignment() -> list[Claim]:
                   tolerance=2 * said[key]["deviation"] / math.sqrt(said["samples"]))
             for key, name in (("cosine", "cosine"), ("spearman", "Spearman correlation"))
         ),
-        Claim(f"degenerate cases among {said['samples']} heads and images", "value", said["degenerate"], degenerate,
-              tolerance=RULE_OF_THREE),
+        Claim(f"heads without a Perron vector, of {said['samples']}", "value",
+              said["degenerate"], degenerate, tolerance=RULE_OF_THREE),
     ]  # fmt: skip

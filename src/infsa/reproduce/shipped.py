@@ -47,8 +47,9 @@ def sharper(name: str, sources: Sources) -> Reading:
     photographs = [sum(gaps[start : start + VIEWS]) / VIEWS for start in range(0, len(gaps), VIEWS)]
     mean, error = stratified({"photographs": photographs})
     a, b = (sum(found[key]) / len(gaps) for key in (name, "vit_tiny"))
-    setting = f"shipped weights, {len(photographs)} photographs of {VIEWS} views each"
-    return Reading(mean, error, setting, f"{a:.1f} % against {b:.1f} %")
+    setting = f"the shipped models, {VIEWS} views of each photograph"
+    note = f"{len(photographs)} photographs, one model each"
+    return Reading(mean, error, setting, f"{a:.1f} % against {b:.1f} %", note=note)
 
 
 def head_distances(sources: Sources) -> dict[str, Any]:
@@ -84,14 +85,14 @@ def modes(sources: Sources) -> Reading:
     """How different the heads of the shipped Linear model are."""
     found = head_distances(sources)
     mean, error = stratified({"photographs": found["distances"]})
-    setting = f"shipped weights, {len(found['distances'])} photographs"
+    setting = f"the shipped Linear model on {len(found['distances'])} photographs"
     return Reading(mean, error, setting, f"{found['heads']} heads, mean over layers; the paper has 64 heads")
 
 
 def comparison() -> list[Claim]:
     """How many patches hold half of a map's weight: fewer is sharper."""
     return [
-        Claim(f"{label} sharper than softmax: fewer patches hold half of the map, difference", "difference", None,
-              partial(sharper, name), "% of patches")
+        Claim(f"{label} sharper than softmax: fewer patches (%) hold half of the map", "difference", None,
+              partial(sharper, name))
         for name, label in (("infvit_pure_tiny", "Pure"), ("infvit_linear_tiny", "Linear"))
     ]  # fmt: skip

@@ -25,11 +25,14 @@ from .bench_rows import (
 from .claims import Claim, Reading, Unavailable
 from .counts import CONFIGS, parameters
 from .sources import Sources, paper
+from .topics import LARGEST, PARAMETERS, SPEED
 
 MEMORY = 40 * 2**30  # bytes of the paper's GPU
 NEAR_LINEAR = 0.1  # of the exponent of N
 LARGEST_SIDES = (4096, 9216)
 CEILING = 60_000  # tokens: "about 50k", generously
+LABELS = {"softmax": "softmax", "infsa_pure": "Pure", "infsa_linear": "Linear"}  # the paper: Standard ViT, InfViT
+FASTER = "faster than softmax (unfused)"
 OTHERS = [name for name in NINE if name != "infsa_linear"]
 
 
@@ -44,8 +47,8 @@ def others_run_out(side: int, sources: Sources) -> Reading:
     if not peaks:
         raise Unavailable(f"needs rows of other mechanisms at {side}²")
     fit = sorted(name for name, peak in peaks.items() if peak is not None and peak <= MEMORY)
-    detail = f"within 40 GiB: {', '.join(fit) or 'none'}"
-    return Reading(float(not fit), 0.0, machine(sources), detail, same=True, file=sources.bench_name)
+    detail, note = f"within 40 GiB: {', '.join(fit) or 'none'}", f"{len(fit)} others fit" if fit else ""
+    return Reading(float(not fit), 0.0, machine(sources), detail, same=True, file=sources.bench_name, note=note)
 
 
 def fused_ceiling(sources: Sources) -> Reading:
@@ -56,7 +59,7 @@ def fused_ceiling(sources: Sources) -> Reading:
     if not done:
         raise Unavailable("needs rows of fused softmax above 1024²")
     reached = max((row["tokens"] for row in done if row["peak_bytes"] <= MEMORY), default=0)
-    detail = f"{reached:,} tokens within 40 GiB"
+    detail = f"{reached:,} tokens fit"
     return Reading(float(reached <= CEILING), 0.0, machine(sources), detail, same=True, file=sources.bench_name)
 
 
@@ -83,31 +86,34 @@ def near_linear(sources: Sources) -> Reading:
 
 
 def table1() -> list[Claim]:
-    """Parameters, times against Standard ViT, energy, the largest image."""
+    """Parameters, times against softmax (unfused), energy, the largest image."""
     claims = []
     for config, fields in CONFIGS.items():
-        printed = paper()["table1"]["rows"][config]
+        printed, depth = paper()["table1"]["rows"][config], config.split("-")[0]
+        labels = {name: LABELS.get(name, row["label"]) for name, row in printed.items()}
+        group = f"{depth}, parameters"
         for name, row in printed.items():
-            what, read = f"{row['label']} {config}, parameters", partial(parameters, config, name)
-            claims.append(Claim(what, "value", row["parameters_m"], read, "M", 0.05, f"{config}, parameters"))
+            read = partial(parameters, config, name)
+            claims.append(
+                Claim(f"{labels[name]} {group}", "value", row["parameters_m"], read, "M", 0.05, group, PARAMETERS)
+            )
         for mode, side, column in (("infer", 1024, "infer_ms"), ("train", 512, "train_ms")):
-            shared = f"{config}, {mode} {side}², faster than Standard ViT"
+            shared = f"{depth}, {mode} {side}², {FASTER}"
             for name, row in printed.items():
                 size = printed["softmax"][column] / row[column]
                 if size > 1.05:  # otherwise the paper itself shows no gain
                     read = partial(ratio, "softmax-naive", OURS[name], milliseconds, side, fields, mode)
-                    what = f"{row['label']} {shared}"
-                    claims.append(Claim(what, "ratio", round(size, 2), read, "×", group=shared))
+                    claims.append(Claim(f"{labels[name]} {shared}", "ratio", round(size, 2), read, "×", group=shared))
         linear, vit = printed["infsa_linear"], printed["softmax"]
         for mode, side in (("infer", 1024), ("train", 512)):
             size = vit[f"{mode}_joules"] / linear[f"{mode}_joules"]
             read = partial(ratio, "softmax-naive", "infsa_linear", joules, side, fields, mode)
-            what = f"InfViT Linear {config}, {mode} {side}², less energy than Standard ViT"
+            what = f"Linear {depth}, {mode} {side}², less energy than softmax (unfused)"
             claims.append(Claim(what, "ratio", round(size, 2), read, "×"))
         for mode, side in (("infer", 1024), ("train", 512)):
             read = partial(absolute, "infsa_linear", milliseconds, side, fields, mode)
-            what = f"InfViT Linear {config}, {mode} {side}²"
-            claims.append(Claim(what, "value", linear[f"{mode}_ms"], read, "ms", 0.005, "times"))
+            what = f"Linear {depth}, {mode} {side}²"
+            claims.append(Claim(what, "value", linear[f"{mode}_ms"], read, "ms", 0.005))
     rows = paper()["table1"]["rows"]["4L-64H"]
     times = [rows[name]["infer_ms"] / rows["infsa_linear"]["infer_ms"] for name in PEERS]
     return [
@@ -116,7 +122,8 @@ def table1() -> list[Claim]:
               partial(lead, milliseconds, FOUR, PEERS), "×"),
         Claim("Linear 4L, infer 1024², faster than the slowest sub-quadratic peer", "ratio", round(max(times), 2),
               partial(lead_over_last, milliseconds, FOUR, PEERS), "×"),
-        Claim("all but Linear run out of 40 GB above 1024²", "statement", 1, partial(others_run_out, 2048)),
+        Claim("all but Linear run out of 40 GB above 1024²", "statement", 1, partial(others_run_out, 2048),
+              topic=LARGEST),
     ]  # fmt: skip
 
 
@@ -129,11 +136,13 @@ def dashboard() -> list[Claim]:
 
     times = partial(ratio, "softmax-naive", "infsa_linear", milliseconds, 1024, FOUR, "infer")
     return [
-        Claim("speed-up over Standard ViT", "ratio", said["speed_up"], times, "×"),
+        Claim("speed-up over softmax (unfused)", "ratio", said["speed_up"], times, "×",
+              same_as=("table1", f"Linear 4L, infer 1024², {FASTER}")),
         Claim("throughput", "value", said["images_per_s"],
-              partial(absolute, "infsa_linear", throughput, 1024, FOUR, "infer"), "images/s", 0.5, "times"),
+              partial(absolute, "infsa_linear", throughput, 1024, FOUR, "infer"), "images/s", 0.5,
+              same_as=("table1", "Linear 4L, infer 1024²")),
         Claim("energy per image", "value", said["joules"],
-              partial(absolute, "infsa_linear", joules, 1024, FOUR, "infer"), "J", 0.005, "times"),
+              partial(absolute, "infsa_linear", joules, 1024, FOUR, "infer"), "J", 0.005),
     ]  # fmt: skip
 
 
@@ -144,12 +153,13 @@ def tiers() -> list[Claim]:
     linear = rows["infsa_linear"]
     return [
         Claim("Linear has the highest throughput: lead over the next", "ratio",
-              round(best_ms / linear["infer_ms"], 2), partial(lead, milliseconds, FOUR, OTHERS), "×"),
+              round(best_ms / linear["infer_ms"], 2), partial(lead, milliseconds, FOUR, OTHERS), "×",
+              same_as=("table1", "Linear 4L, infer 1024², faster than the best sub-quadratic peer")),
         Claim("Linear has the lowest energy: lead over the next", "ratio",
               round(best_j / linear["infer_joules"], 2), partial(lead, joules, FOUR, OTHERS), "×"),
-        Claim("O(N d) mechanisms, faster than Standard ViT", "ratio", sum(said["speed_up_nd"]) / 2,
+        Claim("O(N d) mechanisms, speed-up", "ratio", sum(said["speed_up_nd"]) / 2,
               partial(tier, said["nd"]), "×"),
-        Claim("O(N d²) mechanisms, faster than Standard ViT", "ratio", sum(said["speed_up_nd2"]) / 2,
+        Claim("O(N d²) mechanisms, speed-up", "ratio", sum(said["speed_up_nd2"]) / 2,
               partial(tier, said["nd2"]), "×"),
         Claim("O(N d) mechanisms, faster than O(N d²)", "ratio",
               round(sum(said["speed_up_nd"]) / sum(said["speed_up_nd2"]), 2),
@@ -184,7 +194,7 @@ def depth() -> list[Claim]:
               partial(slower, 9216), "×"),
         Claim("Linear leads at 24L too: lead over the next", "ratio", round(best / rows["infsa_linear"]["infer_ms"], 2),
               partial(lead, milliseconds, DEEP, OTHERS), "×"),
-        Claim("the speed-up over Standard ViT narrows with depth: 4L over 24L", "ratio", round(four / deep, 2),
+        Claim("the speed-up over softmax (unfused) narrows with depth: 4L over 24L", "ratio", round(four / deep, 2),
               narrows, "×"),
     ]  # fmt: skip
 
@@ -201,11 +211,11 @@ def latency() -> list[Claim]:
         (name, 9216, "infer", FOUR) for name in ("softmax-cudnn", "infsa_linear")
     ]
     return [
-        Claim(f"Linear InfViT scales near-linearly (exponent within {NEAR_LINEAR} of 1)", "statement", 1, near_linear),
-        Claim("exponent of softmax (fused) above that of Linear", "difference", None, steeper),
-        Claim("fused softmax is prohibitive at 332k tokens: times slower than Linear", "ratio", None,
+        Claim(f"Linear scales near-linearly (exponent within {NEAR_LINEAR} of 1)", "statement", 1, near_linear),
+        Claim("exponent of softmax (fused, cuDNN) above that of Linear", "difference", None, steeper),
+        Claim("softmax (fused, cuDNN) at 332k tokens: times slower than Linear", "ratio", None,
               partial(quotient, wanted, milliseconds), "×"),
-        Claim("fused softmax stops at about 50,000 tokens", "statement", 1, fused_ceiling),
+        Claim("softmax (fused) stops at about 50,000 tokens", "statement", 1, fused_ceiling, topic=LARGEST),
     ]  # fmt: skip
 
 
@@ -213,21 +223,21 @@ def extreme() -> list[Claim]:
     """4096² training and 9216² inference."""
     said = paper()["extreme"]
     found = [
-        ("Linear 4L, infer 9216²", "infer_9216_ms", milliseconds, 9216, FOUR, "infer"),
-        ("Linear 4L, train 4096²", "train_4096_ms", milliseconds, 4096, FOUR, "train"),
-        ("Linear 24L, infer 9216²", "infer_9216_deep_ms", milliseconds, 9216, DEEP, "infer"),
-        ("Linear 4L, infer 9216², energy per image", "infer_9216_joules", joules, 9216, FOUR, "infer"),
-        ("Linear 24L, infer 9216², energy per image", "infer_9216_deep_joules", joules, 9216, DEEP, "infer"),
-        ("Linear 4L, train 4096², energy per image", "train_4096_joules", joules, 4096, FOUR, "train"),
-    ]
+        (f"Linear {depth}, {mode} {side}²", f"{mode}_{side}{suffix}", side, fields, mode)
+        for depth, mode, side, fields, suffix in (
+            ("4L", "infer", 9216, FOUR, ""), ("4L", "train", 4096, FOUR, ""), ("24L", "infer", 9216, DEEP, "_deep"),
+        )
+    ]  # fmt: skip
+    measures = (("ms", milliseconds, "ms", "time, ms"), ("joules", joules, "J", "energy per image, J"))
     return [
         Claim("Linear 4L completes 9216² inference in 40 GB", "statement", 1, partial(fits, 9216, "infer", FOUR)),
         Claim("Linear 24L completes 9216² inference in 40 GB", "statement", 1, partial(fits, 9216, "infer", DEEP)),
         Claim("Linear 4L trains at 4096² in 40 GB", "statement", 1, partial(fits, 4096, "train", FOUR)),
         Claim("all other mechanisms run out of 40 GB at 9216²", "statement", 1, partial(others_run_out, 9216)),
         *(
-            Claim(what, "value", said[key], partial(absolute, "infsa_linear", value, side, fields, mode),
-                  "J" if value is joules else "ms", 0.005, "times")
-            for what, key, value, side, fields, mode in found
+            Claim(f"{what}, {label}", "value", said[f"{key}_{name}"],
+                  partial(absolute, "infsa_linear", value, side, fields, mode), unit, 0.005, f", {label}", SPEED)
+            for what, key, side, fields, mode in found
+            for name, value, unit, label in measures
         ),
     ]  # fmt: skip

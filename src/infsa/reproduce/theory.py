@@ -13,7 +13,7 @@ from .shipped import modes
 from .sources import Sources, paper
 from .supplement import EXACT
 
-OWN_MATRIX = "five tokens; the weights are ours, the paper gives none"
+OWN_MATRIX = "five tokens, weights of our own (the paper gives none)"
 
 
 def markov() -> list[Claim]:
@@ -41,8 +41,7 @@ def markov() -> list[Claim]:
         scores[0] = 1  # one token looks at all, the others at none
         found = AttentionGraph(scores / torch.linalg.matrix_norm(scores), gamma=0.7)
         largest = float(found.transition().sum(1).max())
-        detail = f"one token that attends to all five: row sum of M {largest:.3f}; it can reach γ√N; "
-        detail += "the paper names γ max σ < 1 but does not enforce it"
+        detail = f"row sum {largest:.3f} if one token attends to all five; up to γ√N"
         return Reading(float(largest <= 1), setting="float64", detail=detail, same=True)
 
     hops = {"one hop": (graph.degree("in"), "first_one_hop"), "two hops": ((moves @ moves).sum(0), "first_two_hops")}
@@ -54,14 +53,15 @@ def markov() -> list[Claim]:
         ),
         Claim("‖Â‖ is 1 in the Frobenius norm", "value", 1.0, norm, tolerance=EXACT),
         Claim("Σ γᵗÂᵗ differs from the chain's fundamental matrix by", "value", 0.0, series, tolerance=EXACT),
-        Claim("Frobenius normalisation gives every step a chance of absorption: R ≥ 0", "statement", 1, sub_stochastic),
-    ]
+        Claim("Frobenius normalisation lets walks stop at every token: row sums of γÂ ≤ 1", "statement", 1,
+              sub_stochastic),
+    ]  # fmt: skip
 
 
 def method() -> list[Claim]:
     """Both variants in a Pre-LN block."""
     seed, tokens, width, heads = 0, 800, 768, 64  # more tokens than dimensions: the rank may reach the width
-    setting = f"one layer of width {width} with random weights, float64"
+    setting = f"one layer of width {width}, random weights, float64"
 
     def layers() -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -82,7 +82,7 @@ def method() -> list[Claim]:
         return Reading(float(found(sources)["drop_in"]), setting=setting, detail="Pure and Linear", same=True)
 
     def rank(name: str, sources: Sources) -> Reading:
-        detail = f"Pure: {found(sources)['rank_pure']} over tokens; Linear gives all tokens the same vector"
+        detail = f"all tokens get the same vector; Pure: {found(sources)['rank_pure']}"
         return Reading(found(sources)[name], setting=setting, detail=detail, same=True)
 
     def state(sources: Sources) -> Reading:
@@ -94,11 +94,11 @@ def method() -> list[Claim]:
         return Reading(float(sizes[0] == sizes[1]), setting=setting, detail=f"{sizes[0]} numbers", same=True)
 
     span = paper()["method"]["span"]
-    different = "heads are different centrality modes: 1 - cosine of two heads' weights"
+    different = "heads are different centrality modes: cosine distance of two heads' weights"
     return [
-        Claim("both variants are drop-in: same shapes in and out", "statement", 1, drop_in),
-        Claim("dimensions that 64 Linear heads span over tokens", "value", span, partial(rank, "rank_linear"), "", 0.5),
-        Claim("dimensions that 64 Linear heads span over images", "value", span, partial(rank, "rank_images"), "", 0.5),
+        Claim("both are drop-in: same shapes", "statement", 1, drop_in),
+        Claim("rank of 64 Linear heads over tokens", "value", span, partial(rank, "rank_linear"), "", 0.5),
+        Claim("the same rank over images", "value", span, partial(rank, "rank_images"), "", 0.5),
         Claim(different, "difference", None, modes),
         Claim("the auxiliary state does not grow with N", "statement", 1, state),
     ]
