@@ -16,7 +16,7 @@ from .recipe_options import choose_recipe, parse_value, with_recipe_options
 def ablate(
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="name=value,value,...; repeated, all combinations.", show_default="the paper's two sweeps"),
+        typer.Option(help="name=value,value,...; repeatable: all combinations.", show_default="the paper's two sweeps"),
     ] = None,
     seeds: Annotated[int, number("Runs per point.")] = 3,
     recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",

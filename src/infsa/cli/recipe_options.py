@@ -53,11 +53,11 @@ def sections() -> dict[str, str]:
 
 
 def default_of(name: str) -> str:
-    """What a field is without the option: one value, or that of every recipe where they differ."""
+    """What a field is without the option: one value, or each recipe's where they differ; "" if it is empty."""
     values = {recipe: _written(getattr(fields, name)) for recipe, fields in RECIPES.items()}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
-    return ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+    return ", ".join(f"{recipe}: {value}" for recipe, value in values.items() if value)
 
 
 def format_of(kind: Any) -> str | None:
@@ -75,7 +75,7 @@ def _written(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value) or "none"
+    return str(value)
 
 
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -90,7 +90,7 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
         kind = hints[field.name]
         option = typer.Option(
             help=help_texts[field.name] or None, rich_help_panel=panels[field.name],
-            show_default=default_of(field.name), metavar=format_of(kind),
+            show_default=default_of(field.name) or False, metavar=format_of(kind),
         )  # fmt: skip
         shown: Any = kind if kind in (int, float, bool) else str
         annotation = Annotated[shown | None, option]
