@@ -15,8 +15,8 @@ CONFIGS: dict[str, dict[str, Any]] = {"24L-16H": DEEP, "4L-64H": FOUR}
 OURS = VARIANTS["infsa_linear"].label
 # the rows of the tables: of several ways to compute one mechanism, the best counts
 ROWS = {
-    "softmax, unfused": ("softmax-naive",),
-    "softmax, fused": ("softmax", "softmax-flash", "softmax-cudnn"),
+    "softmax (unfused)": ("softmax-naive",),
+    "softmax (fused)": ("softmax", "softmax-flash", "softmax-cudnn"),
     **{VARIANTS[name].label: (name,) for name in PEERS},
     "Pure InfSA": ("infsa_pure", "infsa_pure-triton"),
     OURS: ("infsa_linear",),
@@ -123,7 +123,7 @@ def large_table(content: Content) -> Table:
 def crossover_table(content: Content) -> Table:
     """From which N on Linear-InfSA is faster than Pure InfSA and softmax in the same model, measured."""
     lines = []
-    for label in ("softmax, unfused", "softmax, fused", "Pure InfSA"):
+    for label in ("softmax (unfused)", "softmax (fused)", "Pure InfSA"):
         cells = []
         for mode, compiled in CROSSED.values():
             same = finished(content["rows"].values(), mode=mode, part="model", compile=compiled, batch=1, **FOUR,

@@ -77,9 +77,9 @@ def test_large_images_have_a_row_for_each_mechanism(content):
     table = paper_table.large_table(content)
     assert [row[0] for row in table.rows] == list(paper_table.ROWS)
     cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert cells["softmax, unfused"]["largest image"] == "1504² (memory)"
-    assert cells["softmax, unfused"]["train 512², ms"] != "–"
-    assert cells["softmax, unfused"]["train 4096², ms"] == "–"
+    assert cells["softmax (unfused)"]["largest image"] == "1504² (memory)"
+    assert cells["softmax (unfused)"]["train 512², ms"] != "–"
+    assert cells["softmax (unfused)"]["train 4096², ms"] == "–"
 
 
 def test_the_best_of_several_kernels_counts(content):
@@ -102,7 +102,7 @@ def test_slopes_are_those_of_the_rows(content):
     (table,) = (t for name, t in bench_tables.slope_tables(content).items() if name.startswith("attention"))
     cells = {row[0]: row for row in table.rows}
     assert cells["Linear-InfSA"][1:4] == ["O(N): 1", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]"]
-    assert cells["softmax, unfused"][1:4] == ["O(N² d): 2", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]"]
+    assert cells["softmax (unfused)"][1:4] == ["O(N² d): 2", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]"]
 
 
 def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
@@ -118,16 +118,16 @@ def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
 def test_the_measured_crossover_lies_where_the_times_do(content):
     table = paper_table.crossover_table(content)
     cells = {row[0]: row[1:] for row in table.rows}
-    assert cells["softmax, unfused"][0] != "–"
-    assert cells["softmax, unfused"][1] == "–"
-    assert list(cells) == ["softmax, unfused", "softmax, fused", "Pure InfSA"]
+    assert cells["softmax (unfused)"][0] != "–"
+    assert cells["softmax (unfused)"][1] == "–"
+    assert list(cells) == ["softmax (unfused)", "softmax (fused)", "Pure InfSA"]
 
 
 def test_what_is_claimed_is_the_ratio_of_two_rows(content):
     rows = content["rows"]
     ours, naive = (rows[Case(name, size=(1024, 1024), **FOUR).key] for name in ("infsa_linear", "softmax-naive"))
     table = paper_table.claim_table(content)
-    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax, unfused"]
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}["softmax (unfused)"]
     assert cells["4L time"] == f"{naive['latency_ms']['median'] / ours['latency_ms']['median']:.2f}"
     assert cells["4L energy"] == f"{naive['energy']['joules_per_image'] / ours['energy']['joules_per_image']:.2f}"
     assert (cells["4L (paper)"], cells["24L (paper)"]) == ("13.4", "4.5")
@@ -141,14 +141,14 @@ def test_resolutions_are_sorted_by_the_largest(content):
     table = paper_table.resolution_table(content)
     assert table.columns[-1] == "9216²"
     names = [row[0] for row in table.rows]
-    assert names.index("Linear-InfSA") < names.index("softmax, unfused") < names.index("SOFT")
+    assert names.index("Linear-InfSA") < names.index("softmax (unfused)") < names.index("SOFT")
 
 
 def test_failures_are_words_in_the_tables(content):
     assert any("out of memory" in row for row in paper_table.resolution_table(content).rows)
     assert bench_tables.reason(content["rows"][Case("soft", size=(9216, 9216), **FOUR).key]) == "out of GPU memory"
     assert bench_tables.limit_table(content).rows == [
-        ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
+        ["softmax (unfused)", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
     ]
 
 
