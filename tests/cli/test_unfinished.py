@@ -35,7 +35,7 @@ def commands(run, folder):
     }
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "explain", "export", "embed"])
+@pytest.mark.parametrize("name", ["evaluate", "predict", "explain", "export", "embed", "stream"])
 def test_the_best_model_is_taken_and_said(name, stopped, monkeypatch, capsys, tmp_path):
     note = f"note: {stopped} holds an unfinished run (epoch 2 of 4): taking {stopped / 'checkpoints' / 'best'}; infsa "
     for given in (stopped, stopped / "model"):
@@ -45,7 +45,7 @@ def test_the_best_model_is_taken_and_said(name, stopped, monkeypatch, capsys, tm
         shutil.rmtree(tmp_path / "exported", ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "explain", "export", "embed"])
+@pytest.mark.parametrize("name", ["evaluate", "predict", "explain", "export", "embed", "stream"])
 def test_without_one_it_is_one_line(name, stopped, monkeypatch, capsys, tmp_path):
     shutil.rmtree(stopped / "checkpoints" / "best")
     code, _, err = run(monkeypatch, capsys, name, *commands(str(stopped), tmp_path)[name])

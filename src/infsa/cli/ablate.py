@@ -19,7 +19,7 @@ def ablate(
         typer.Option(help="name=value,value,...; repeatable: all combinations.", show_default="the paper's two sweeps"),
     ] = None,
     seeds: Annotated[int, number("Runs per point.")] = 3,
-    recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="paper, deit, tiny or finetune.")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/ablation"),
     model_option: ModelPairs = None,

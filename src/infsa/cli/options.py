@@ -27,8 +27,8 @@ RESOLUTION = (
     "made for), native (its own), or N (as many as a square of N x N)."
 )
 DATA = (
-    "Dataset: shapes, megapixel-digits[:PATH], digit-sums[:PATH], folder:PATH, imagenet:PATH, imagenetv2:PATH, "
-    "tiny-imagenet:PATH, npz:PATH, wds:PATTERN, hf:NAME, timm:NAME[:ROOT]."
+    "Dataset: shapes, folder:PATH, imagenet:PATH, imagenetv2:PATH, tiny-imagenet:PATH, npz:PATH, wds:PATTERN, hf:NAME "
+    "or timm:NAME[:ROOT]."
 )
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL)]
 Models = Annotated[list[str], typer.Option("--model", "-m", help=MODELS)]

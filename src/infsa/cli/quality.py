@@ -32,7 +32,9 @@ def quality(
     only_correct: Annotated[
         bool, typer.Option("--only-correct/--all-images", help="Use correctly classified images only.")
     ] = True,
-    min_probability: Annotated[float, typer.Option(help="Skip images whose predicted class has less.")] = 0.1,
+    min_probability: Annotated[
+        float, typer.Option(help="Skip images whose predicted class has a lower probability.")
+    ] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of images and orders.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),

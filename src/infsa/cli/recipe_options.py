@@ -41,6 +41,11 @@ def comments() -> dict[str, str]:
     return dict(found)
 
 
+def sentence(text: str) -> str:
+    """A comment as a help text."""
+    return text[:1].upper() + text[1:] + "." if text else ""
+
+
 def sections() -> dict[str, str]:
     """The heading above every field in the source: the panel of its option in the help."""
     panel, panels = "", {}
@@ -89,7 +94,7 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         kind = hints[field.name]
         option = typer.Option(
-            help=help_texts[field.name] or None, rich_help_panel=panels[field.name],
+            help=sentence(help_texts[field.name]) or None, rich_help_panel=panels[field.name],
             show_default=default_of(field.name) or False, metavar=format_of(kind),
         )  # fmt: skip
         shown: Any = kind if kind in (int, float, bool) else str
