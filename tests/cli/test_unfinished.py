@@ -48,6 +48,8 @@ def test_the_best_model_is_taken_and_said(name, stopped, monkeypatch, capsys, tm
 @pytest.mark.parametrize("name", ["evaluate", "predict", "explain", "export", "embed", "stream"])
 def test_without_one_it_is_one_line(name, stopped, monkeypatch, capsys, tmp_path):
     shutil.rmtree(stopped / "checkpoints" / "best")
+    with open(stopped / "log.jsonl", "a") as log:
+        log.write('{"kind": "tra')  # a run that is writing it
     code, _, err = run(monkeypatch, capsys, name, *commands(str(stopped), tmp_path)[name])
     said = f"infsa: {stopped} holds an unfinished run (epoch 2 of 4) without a validated model; "
     assert (code, err) == (1, f"{said}infsa train --resume --out {stopped} continues it\n")

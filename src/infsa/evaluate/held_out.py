@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +41,17 @@ def unfinished(model: str | Path) -> Unfinished | None:
     run = path.parent if path.name == "model" and not path.exists() else path
     if not (run / "recipe.json").is_file() or (run / "model").exists():
         return None
-    log, best = run / "log.jsonl", run / "checkpoints" / "best"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    epoch = json.loads(lines[-1])["epoch"] if lines else 0.0
-    return Unfinished(run, epoch, read_json(run / "recipe.json")["epochs"], best if best.is_dir() else None)
+    best = run / "checkpoints" / "best"
+    return Unfinished(run, _reached(run), read_json(run / "recipe.json")["epochs"], best if best.is_dir() else None)
+
+
+def _reached(run: Path) -> float:
+    """The epoch of the last whole line of a run's log."""
+    log = run / "log.jsonl"
+    for line in reversed(log.read_text(encoding="utf-8").splitlines() if log.is_file() else []):
+        with suppress(ValueError):  # the run is writing it
+            return float(json.loads(line)["epoch"])
+    return 0.0
 
 
 def held_out_by(model: str | Path, data: str) -> list[str]:

@@ -10,6 +10,7 @@ from ..conversion import as_infvit, load_converted
 from ..models import InfViT, create_model, list_models
 from ..models.folder import DEFAULT_ARCHITECTURE
 from ..models.header import read_header
+from ..models.presets import SHIPPED
 from ..models.weights import read_saved, weight_file
 from .held_out import unfinished
 
@@ -73,7 +74,7 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
             raise ValueError(str(run))
         source = run.best
     if not Path(source).exists():
-        raise FileNotFoundError(f"no model called {source} and no weights there; models: {', '.join(list_models())}")
+        raise FileNotFoundError(f"no model called {source} and no weights there; shipped models: {', '.join(SHIPPED)}")
     if "conversion" in read_header(weight_file(source)).texts:
         return as_infvit(load_converted(source)).eval().to(device)
     _, arguments = read_saved(source)
