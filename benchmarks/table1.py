@@ -1,7 +1,7 @@
 """Draw the figures and fill in the tables of docs/benchmarks.md, from the result file only.
 
 infsa bench --preset table1 --preset resolution --preset compiled --out benchmarks/results/bench-h200.json
-infsa bench --preset limits --memory-cap 40 --time-limit 3 --out benchmarks/results/bench-h200.json
+infsa bench --preset limits --memory-cap 40GiB --time-limit 3 --out benchmarks/results/bench-h200.json
 python benchmarks/table1.py
 """
 

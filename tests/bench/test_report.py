@@ -102,7 +102,7 @@ def test_slopes_are_those_of_the_rows(content):
     (table,) = (t for name, t in bench_tables.slope_tables(content).items() if name.startswith("attention"))
     cells = {row[0]: row for row in table.rows}
     assert cells["Linear-InfSA"][1:4] == ["O(N): 1", "1.00 [1.00, 1.00]", "1.00 [1.00, 1.00]"]
-    assert cells["softmax, unfused"][1:4] == ["O(N² d): 2", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]"]
+    assert cells["softmax (unfused)"][1:4] == ["O(N² d): 2", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]"]
 
 
 def test_the_largest_sizes_show_growth_that_fixed_costs_hide():
@@ -148,7 +148,7 @@ def test_failures_are_words_in_the_tables(content):
     assert any("out of memory" in row for row in paper_table.resolution_table(content).rows)
     assert bench_tables.reason(content["rows"][Case("soft", size=(9216, 9216), **FOUR).key]) == "out of GPU memory"
     assert bench_tables.limit_table(content).rows == [
-        ["softmax, unfused", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
+        ["softmax (unfused)", "4L-64H", "infer", "1504²", "8,837", "GPU memory", "1.00", "3.0"]
     ]
 
 

@@ -17,7 +17,7 @@ def checkpoint(tmp_path):
 
 def test_table(monkeypatch, capsys, tmp_path, checkpoint):
     monkeypatch.setenv("COLUMNS", "150")
-    arguments = ["-m", checkpoint, "--data", "shapes", "--images", "2", "--out", str(tmp_path / "out")]
+    arguments = ["-m", checkpoint, "--data", "shapes", "--limit", "2", "--out", str(tmp_path / "out")]
     code, text, err = run(monkeypatch, capsys, "align", *arguments)
     assert (code, err) == (0, "")
     for word in ("uniform", "energy", "power, 2 steps", "a, 3 iterations", "blocks.1.attn", "degenerate", "align.json"):
@@ -26,7 +26,7 @@ def test_table(monkeypatch, capsys, tmp_path, checkpoint):
 
 
 def test_numbers_equal_the_library(monkeypatch, capsys, tmp_path, checkpoint):
-    arguments = ["-m", checkpoint, "--data", "shapes", "--images", "5000", "--samples", "0", "--json"]
+    arguments = ["-m", checkpoint, "--data", "shapes", "--limit", "5000", "--samples", "0", "--json"]
     monkeypatch.setattr("infsa.data.shapes.LENGTHS", {"train": 2, "val": 2})
     code, out, _ = run(monkeypatch, capsys, "align", *arguments, "--out", str(tmp_path / "out"))
     assert code == 0
@@ -43,7 +43,7 @@ def test_numbers_equal_the_library(monkeypatch, capsys, tmp_path, checkpoint):
 
 def test_a_mechanism_without_queries_fails_in_one_line(monkeypatch, capsys, tmp_path):
     path = str(infsa.models.save_weights(small("mean"), tmp_path / "mean-0"))
-    arguments = ["-m", path, "--data", "shapes", "--images", "2", "--out", str(tmp_path / "out")]
+    arguments = ["-m", path, "--data", "shapes", "--limit", "2", "--out", str(tmp_path / "out")]
     code, _, err = run(monkeypatch, capsys, "align", *arguments)
     assert code == 1
     assert "no attention layer" in err

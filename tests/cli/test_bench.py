@@ -14,7 +14,7 @@ def test_a_run_from_the_beginning_to_a_comparison(monkeypatch, capsys, tmp_path)
                "--device", "cpu", "--out", str(out)]  # fmt: skip
     code, printed, _ = run(monkeypatch, capsys, *command)
     assert code == 0
-    for text in ("Linear-InfSA", "softmax, unfused", "1L-2H-32/train/32x96", "Known matrix product", "bench.csv"):
+    for text in ("Linear-InfSA", "softmax (unfused)", "1L-2H-32/train/32x96", "Known matrix product", "bench.csv"):
         assert text in printed
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 4

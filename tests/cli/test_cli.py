@@ -91,14 +91,47 @@ def test_help_has_an_example(command, monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_every_default(command, monkeypatch, capsys):
-    """The fields of a recipe have those of the recipe; flags are off."""
+    """The fields of a recipe have those of the recipe; flags are off; what is not set by default has none."""
     monkeypatch.setenv("COLUMNS", "200")
     for option in load(command).params:
-        flag = option.param_type_name == "option" and option.is_flag
-        if option.required or flag or option.param_type_name == "argument" or option.show_default is False:
-            continue
-        said = isinstance(option.show_default, str) or "default" in option.help
-        assert said or option.default is not None, option.name
+        if option.param_type_name == "option" and not option.is_flag and option.default is not None:
+            assert option.show_default or option.required, option.name
+    out = " ".join(run(monkeypatch, capsys, command, "--help")[1].split())
+    assert "none)]" not in out
+    assert "[default: ()]" not in out
+
+
+@pytest.mark.parametrize("command", ["stream", "predict", "embed", "export", "evaluate", "quality", "align", "explain"])
+def test_commands_name_the_model_alike(command, monkeypatch, capsys):
+    """One option and one sentence for the model, one for the input size, one for the device."""
+    from infsa.cli import options
+
+    own = {option.name: option for option in load(command).params}
+    model = own.get("model") or own["models"]
+    assert model.opts == ["--model", "-m"]
+    assert options.SOURCE in model.help
+    if "resolution" in own:
+        assert own["resolution"].help == options.RESOLUTION
+    if "device" in own:
+        assert own["device"].help == "auto, cpu, cuda or cuda:1."
+
+
+def test_help_lists_what_a_name_may_be():
+    """These modules are not imported for a help text, so that the lists in it are written out."""
+    import dataclasses
+
+    from infsa.bench.cases import VARIANTS
+    from infsa.cli import adapt, bench, options
+    from infsa.data.registry import ACCEPTED
+    from infsa.train.adaptation import Adaptation
+
+    words = bench.MECHANISMS.partition(";")[0].replace(" (unfused)", "").replace(" or ", ", ").split(", ")
+    assert words == list(VARIANTS)
+    own = {option.name for option in load("adapt").params}
+    fields = [field.name for field in dataclasses.fields(Adaptation) if field.name not in own | {"data_options"}]
+    assert adapt.FIELDS.partition("Fields: ")[2].rstrip(".").split(", ") == fields
+    listed = options.DATA.removeprefix("Dataset: ").rstrip(".").replace(" or ", ", ").split(", ")
+    assert listed == [name for name in ACCEPTED.split(", ") if "digit" not in name]
 
 
 def test_failure_is_one_line_and_exit_code_1(monkeypatch, capsys, tmp_path):

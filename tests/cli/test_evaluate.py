@@ -32,6 +32,7 @@ def tree(tmp_path_factory):
 
 
 def evaluate(monkeypatch, capsys, *words):
+    words = ["--model", *words] if words else words
     code, out, err = run(monkeypatch, capsys, "evaluate", *map(str, words), "--workers", "0", "--device", "cpu")
     return code, out, err
 
@@ -109,7 +110,7 @@ def test_unreadable_images_are_noted_whatever_the_workers(monkeypatch, capsys, t
     for index, label in enumerate(("cat", "dog")):
         write_image(tmp_path / "photos" / label / "0.png", ("red", "blue")[index], (40, 40))
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(b"damaged")
-    words = [two[0], "--data", f"folder:{tmp_path / 'photos'}", "--json", "--device", "cpu"]
+    words = ["-m", two[0], "--data", f"folder:{tmp_path / 'photos'}", "--json", "--device", "cpu"]
     for workers in (0, 1):
         _, out, _ = run(monkeypatch, capsys, "evaluate", *map(str, words), "--workers", str(workers))
         found = [value["skipped"] for value in json.loads(out)["results"].values()]

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def test_onnx_runs_at_other_sizes_and_knows_its_classes(monkeypatch, capsys, folder, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "export", str(folder), "--out", str(tmp_path / "m.onnx"), "--json")
+    code, out, err = run(monkeypatch, capsys, "export", "-m", str(folder), "--out", str(tmp_path / "m.onnx"), "--json")
     facts = json.loads(out)
     assert (code, err) == (0, "")
     assert (facts["format"], facts["dynamic"], facts["fixed"]) == ("onnx", EVERY, "")
@@ -48,7 +48,7 @@ def test_onnx_runs_at_other_sizes_and_knows_its_classes(monkeypatch, capsys, fol
 
 
 def test_a_program_runs_at_other_sizes_without_this_package(folder, tmp_path, monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "export", str(folder), "--out", str(tmp_path / "m.pt2"))
+    code, out, _ = run(monkeypatch, capsys, "export", "-m", str(folder), "--out", str(tmp_path / "m.pt2"))
     assert code == 0
     assert "batch, height, width" in out
     facts = {"infsa.json": ""}
@@ -114,23 +114,23 @@ def test_without_onnxruntime_it_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["MODEL"], "--out"),
-        (["nowhere", "--out", "m.onnx"], "nowhere"),
-        (["vit_4l16h_patch16_224", "--out", "m.onnx"], "no weights are shipped"),
-        (["MODEL", "--out", "m.engine"], "'m.engine'"),
-        (["MODEL", "--out", "m.onnx", "--format", "coreml"], "'coreml'"),
-        (["MODEL", "--out", "m.onnx", "--format", "pt2"], "asks for onnx"),
-        (["MODEL", "--out", "nowhere/m.onnx"], "no folder nowhere"),
-        (["MODEL", "--out", "there.onnx"], "there already; overwrite"),
-        (["MODEL", "--out", "full"], "other files"),
-        (["MODEL", "--out", "full", "--format", "onnx"], "is a folder"),
-        (["MODEL", "--out", "there.onnx", "--format", "safetensors"], "asks for onnx"),
-        (["MODEL", "--out", "plain", "--format", "safetensors", "--overwrite"], "is a file"),
-        (["MODEL", "--out", "m.onnx", "--size", "64"], "--fixed"),
-        (["MODEL", "--out", "m.onnx", "--fixed", "--size", "33"], "multiples of the patch"),
-        (["MODEL", "--out", "m.onnx", "--fixed", "--size", "0"], "got 0"),
-        (["MODEL", "--out", "new", "--fixed"], "safetensors hold weights"),
-        (["MODEL", "--out", "m.onnx", "--opset", "9"], "--opset"),
+        (["-m", "MODEL"], "--out"),
+        (["-m", "nowhere", "--out", "m.onnx"], "nowhere"),
+        (["-m", "vit_4l16h_patch16_224", "--out", "m.onnx"], "no weights are shipped"),
+        (["-m", "MODEL", "--out", "m.engine"], "'m.engine'"),
+        (["-m", "MODEL", "--out", "m.onnx", "--format", "coreml"], "'coreml'"),
+        (["-m", "MODEL", "--out", "m.onnx", "--format", "pt2"], "asks for onnx"),
+        (["-m", "MODEL", "--out", "nowhere/m.onnx"], "no folder nowhere"),
+        (["-m", "MODEL", "--out", "there.onnx"], "there already; overwrite"),
+        (["-m", "MODEL", "--out", "full"], "other files"),
+        (["-m", "MODEL", "--out", "full", "--format", "onnx"], "is a folder"),
+        (["-m", "MODEL", "--out", "there.onnx", "--format", "safetensors"], "asks for onnx"),
+        (["-m", "MODEL", "--out", "plain", "--format", "safetensors", "--overwrite"], "is a file"),
+        (["-m", "MODEL", "--out", "m.onnx", "--size", "64"], "--fixed"),
+        (["-m", "MODEL", "--out", "m.onnx", "--fixed", "--size", "33"], "multiples of the patch"),
+        (["-m", "MODEL", "--out", "m.onnx", "--fixed", "--size", "0"], "got 0"),
+        (["-m", "MODEL", "--out", "new", "--fixed"], "safetensors hold weights"),
+        (["-m", "MODEL", "--out", "m.onnx", "--opset", "9"], "--opset"),
     ],
 )
 def test_mistakes_are_one_line_and_lose_nothing(words, reason, monkeypatch, capsys, folder, tmp_path):

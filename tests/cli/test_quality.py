@@ -19,7 +19,7 @@ def checkpoints(tmp_path):
     return arguments
 
 
-FEW = ("--data", "shapes", "--images", "3", "--levels", "3", "--all-images", "--min-probability", "0")
+FEW = ("--data", "shapes", "--limit", "3", "--steps", "3", "--all-images", "--min-probability", "0")
 
 
 def test_tables_and_figures(monkeypatch, capsys, tmp_path, checkpoints):
@@ -59,7 +59,7 @@ def test_another_number_of_classes_is_refused(monkeypatch, capsys, tmp_path):
     folder = infsa.models.save_weights(small(num_classes=7), tmp_path / "model")
     code, _, err = run(monkeypatch, capsys, "quality", "-m", f"seven-0={folder}", *FEW, "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "seven-0 knows 7 classes" in err
+    assert "seven-0 knows 7 classes, shapes (val) has 10: train a model on these data" in err
     assert err.count("\n") == 1
 
 
@@ -69,7 +69,7 @@ def test_data_without_boxes_gives_no_empty_figure(monkeypatch, capsys, tmp_path,
     for name in ("cat", "dog"):
         write_image(tmp_path / "val" / name / "0.png", size=(32, 32))
     folder = infsa.models.save_weights(small(num_classes=2), tmp_path / "model")
-    words = ["-m", f"two-0={folder}", "--data", f"folder:{tmp_path}", "--levels", "2", "--device", "cpu"]
+    words = ["-m", f"two-0={folder}", "--data", f"folder:{tmp_path}", "--steps", "2", "--device", "cpu"]
     words += ["--all-images", "--min-probability", "0", "--out", str(tmp_path / "out")]
     code, out, err = run(monkeypatch, capsys, "quality", *words)
     assert (code, err) == (0, "")

@@ -52,6 +52,18 @@ def test_table(image, monkeypatch, capsys):
     assert "s per megapixel" in out
 
 
+def test_a_plan_writes_nothing(image, tmp_path, monkeypatch, capsys):
+    words = ("stream", str(image), "--tile", "64", "--map", str(tmp_path / "map.tif"), "--plan")
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert (code, err) == (0, "")
+    assert out.startswith("tiles of 64 × 64 px (as asked), 64 tokens each; ")
+    code, again, _ = run(monkeypatch, capsys, *words, "--json")
+    assert json.loads(again)["plan"] + "\n" == out
+    assert not list(tmp_path.iterdir())
+    code, _, err = run(monkeypatch, capsys, *words, "--estimate", "0.5")
+    assert (code, err.count("\n")) == (2, 1)
+
+
 def test_profile(image, monkeypatch, capsys):
     code, out, err = run(monkeypatch, capsys, "stream", str(image), "--tile", "64", "--profile")
     assert code == 0

@@ -38,6 +38,11 @@ def test_a_plan_writes_nothing(monkeypatch, capsys, folder, model, tmp_path):
     code, text, _ = run(monkeypatch, capsys, *arguments, "--plan", "--tile", "64")
     assert "streamed" in text
     assert "by a short measurement" in text
+    single = ("embed", str(tmp_path / "large.png"), *arguments[3:])
+    monkeypatch.undo()
+    text = run(monkeypatch, capsys, *single, "--plan")[1]
+    assert "1 batch of 1 size" in text
+    assert "with 1 worker," in text
 
 
 def test_interrupted_it_goes_on(monkeypatch, capsys, folder, model, tmp_path):

@@ -64,6 +64,17 @@ def test_rows_are_those_of_a_plain_loop(folder, model, tmp_path, resolution):
         assert row["probability"] == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
 
 
+def test_a_whole_image_at_the_models_size(model, tmp_path):
+    """``model`` sees as many pixels as the number that the model was made for."""
+    noise(90, 30).save(tmp_path / "a.png")
+    side = min(load_model(model).patch_embed.img_size)
+    found = []
+    for number, resolution in enumerate(("model", side)):
+        embed(tmp_path / "a.png", model, tmp_path / f"{number}.parquet", resolution=resolution)
+        found.append(rows_of(tmp_path / f"{number}.parquet")[0]["logits"])
+    assert found[0] == found[1]
+
+
 def test_streaming_changes_nothing_but_rounding(model, tmp_path):
     for number, size in enumerate([(61, 43), (128, 72), (90, 90)]):
         noise(*size, number).save(tmp_path / f"{number}.png")
@@ -263,7 +274,7 @@ def test_one_directory_entry_is_one_row(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"resolution": "middle"}, "resolution must be native, crop or a number of pixels, got 'middle'"),
+        ({"resolution": "middle"}, "resolution must be crop, model, native or a number of pixels, got 'middle'"),
         ({"embedding": "mean"}, "embedding must be one of"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),

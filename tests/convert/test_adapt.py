@@ -174,7 +174,7 @@ def run(monkeypatch, capsys, *arguments):
 
 def test_the_command(photos, monkeypatch, capsys, tmp_path):
     options = [part for name, value in OPTIONS.items() for part in ("--model-option", f"{name}={value}")]
-    arguments = ["adapt", "deit_tiny_patch16_224", *options, "--data", f"images:{photos}", "--size", "32"]
+    arguments = ["adapt", "-m", "deit_tiny_patch16_224", *options, "--data", f"images:{photos}", "--size", "32"]
     arguments += ["--batch-size", "6", "--layer-epochs", "1", "--logit-epochs", "1", "--out", str(tmp_path / "run")]
     arguments += ["--variant", "linear", "--set", "workers=0", "--device", "cpu"]
     code, out, _ = run(monkeypatch, capsys, *arguments, "--json")
@@ -187,6 +187,18 @@ def test_the_command(photos, monkeypatch, capsys, tmp_path):
     assert "agreement" in out
 
 
+def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["adapt", "-m", "vit_tiny_patch16_224", "--model-option", "depth=1", "--data", "images:photos", "--plan"]
+    code, out, err = run(monkeypatch, capsys, *words, "--logit-epochs", "3", "--no-learn-gamma")
+    assert (code, err) == (0, "")
+    assert "blocks.0.attn" in out
+    assert "On images:photos, epochs: layers 2, logits 3, labels 0" in out
+    code, out, _ = run(monkeypatch, capsys, *words, "--json")
+    assert json.loads(out)["epochs"] == {"layers": 2, "logits": 5, "labels": 0}
+    assert not list(tmp_path.iterdir())
+
+
 WRONG = {
     "--set colour=1": "colour",
     "--set size=8": "option of its own",
@@ -197,7 +209,7 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_wrong_usage(words, monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "adapt", "deit_tiny_patch16_224", *words.split())
+    code, _, err = run(monkeypatch, capsys, "adapt", "-m", "deit_tiny_patch16_224", "--data", "shapes", *words.split())
     assert code == 2
     assert WRONG[words] in err
     assert err.count("\n") == 1

@@ -99,7 +99,7 @@ def test_names_open(tmp_path):
 
 
 def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
-    arguments = ["convert", NAME, *pairs(OPTIONS), "--variant", "linear", "--exclude", "blocks.1.*"]
+    arguments = ["convert", "-m", NAME, *pairs(OPTIONS), "--variant", "linear", "--exclude", "blocks.1.*"]
     code, out, _ = run(monkeypatch, capsys, *arguments, "--plan")
     assert code == 0
     assert "blocks.0.attn" in out
@@ -111,7 +111,7 @@ def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_pa
 
 def test_the_command_converts(monkeypatch, capsys, tmp_path):
     file = tmp_path / "deit.safetensors"
-    code, out, _ = run(monkeypatch, capsys, "convert", NAME, *pairs(OPTIONS), "--out", str(file), "--json")
+    code, out, _ = run(monkeypatch, capsys, "convert", "-m", NAME, *pairs(OPTIONS), "--out", str(file), "--json")
     assert code == 0
     assert json.loads(out)["file"] == str(file)
     assert len(converted_layers(load_converted(file))) == 2
@@ -120,13 +120,13 @@ def test_the_command_converts(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([NAME], 2, "--plan"),
-        ([NAME, "--plan", "--gamma", "2"], 2, "got 2.0"),
-        ([NAME, "--plan", "--model-option", "depth"], 2, "name=value"),
-        ([NAME, "--plan", "--model-option", "colour=1"], 1, "colour"),
-        (["resnet18", "--out", "x.safetensors"], 1, "nothing to convert"),
-        (["torchvision:swin_t", "--variant", "linear", "--out", "x.safetensors"], 1, "features.1.0.attn"),
-        ([NAME, "--plan", "--variant", "cubic"], 1, "got 'cubic'"),
+        (["-m", NAME], 2, "--plan"),
+        (["-m", NAME, "--plan", "--gamma", "2"], 2, "got 2.0"),
+        (["-m", NAME, "--plan", "--model-option", "depth"], 2, "name=value"),
+        (["-m", NAME, "--plan", "--model-option", "colour=1"], 1, "colour"),
+        (["-m", "resnet18", "--out", "x.safetensors"], 1, "nothing to convert"),
+        (["-m", "torchvision:swin_t", "--variant", "linear", "--out", "x.safetensors"], 1, "features.1.0.attn"),
+        (["-m", NAME, "--plan", "--variant", "cubic"], 1, "got 'cubic'"),
     ],
 )
 def test_the_command_fails_in_one_line(arguments, code, message, monkeypatch, capsys, tmp_path):

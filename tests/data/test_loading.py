@@ -95,6 +95,7 @@ def test_commands_end_in_one_line(name, trees, tmp_path):
     damaged, adapting = f"folder:{trees / 'damaged'}", ["--size", "32", "--batch-size", "2", "--out", tmp_path / "run"]
     small_vit = [
         "adapt",
+        "-m",
         "vit_tiny_patch16_224",
         "--model-option",
         "img_size=32",
@@ -103,8 +104,8 @@ def test_commands_end_in_one_line(name, trees, tmp_path):
         *adapting,
     ]
     words = {
-        "evaluate": ["evaluate", trees / "model", "--data", damaged, "--workers", 1],
-        "three": ["evaluate", trees / "model", "--data", f"folder:{trees / 'three'}", "--workers", 1],
+        "evaluate": ["evaluate", "-m", trees / "model", "--data", damaged, "--workers", 1],
+        "three": ["evaluate", "-m", trees / "model", "--data", f"folder:{trees / 'three'}", "--workers", 1],
         "train": ["train", *options(data_options={}, batch_size=4, loader="workers", workers=1), "--data", damaged,
                   "--out", tmp_path / "run"],
         "adapt": [*small_vit, "--data", damaged],

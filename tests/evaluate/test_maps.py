@@ -5,7 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+import infsa
 from infsa.evaluate import explain, input_size, maps_of
+from infsa.evaluate.maps import View
 from tests.models.helpers import images, small
 
 
@@ -39,6 +41,28 @@ def test_any_size(side):
     found = explain(small("infsa_linear"), photo(131, 57), side=side)
     assert found.map.shape == {"model": (3, 6), "native": (7, 16), 48: (4, 9)}[side]
     assert found.size == (found.map.shape[1] * 8, found.map.shape[0] * 8)
+
+
+def test_a_crop_is_what_accuracy_is_measured_on():
+    model, image = small("infsa_linear"), photo(131, 57)
+    pixels, seen = View(model, "crop")(image)
+    found = explain(model, image, side="crop")
+    assert found.picture.size == seen.size == (51, 51)
+    with torch.no_grad():
+        assert found.map == pytest.approx(model.attention_maps(pixels[None])[0].numpy(), abs=1e-6)
+    assert explain(model, image).picture is image
+
+
+def test_another_model_is_told_what_is_taken():
+    import timm
+
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1)
+    hint = "takes an InfViT, got VisionTransformer; infsa.conversion.as_infvit makes one of a converted plain ViT"
+    for call in (lambda model: explain(model, photo(9, 9)), infsa.models.fast):
+        with pytest.raises(TypeError, match=hint):
+            call(vit)
+        with pytest.raises(TypeError, match=r"takes an InfViT, got Linear$"):
+            call(torch.nn.Linear(1, 1))
 
 
 def test_a_map_too_large_is_refused_before_it_is_made():

@@ -186,6 +186,12 @@ def test_linear_has_no_pairwise_option(option):
         infsa.linear_attention(X, X, X, **{option: mask(N, N)})
 
 
+def test_linear_says_what_it_has_instead_of_is_causal():
+    with pytest.raises(TypeError, match="no exact causal form, so no is_causal: use causal='chunk' and chunk_size"):
+        infsa.linear_attention(X, X, X, is_causal=True)
+    assert infsa.linear_attention(X, X, X, is_causal=False).equal(infsa.linear_attention(X, X, X))
+
+
 def test_weights_refuse_the_same():
     refused(infsa.pure_weights, X, X[..., :3], says=[3, D])
     refused(infsa.pure_weights, X, X, activation="softmax", says=["softmax"])

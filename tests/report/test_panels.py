@@ -36,7 +36,8 @@ def test_overlay_has_the_size_of_the_image():
 
 def test_panels_are_written(tmp_path):
     image = Image.new("RGB", (3000, 20), "blue")
-    found = Explanation(np.eye(2, dtype=np.float32) / 2, (16, 16), [("a long name of a class " * 9, 0.5)], "last")
+    guess = ("a long name of a class " * 9, 0.5)
+    found = Explanation(np.eye(2, dtype=np.float32) / 2, (16, 16), [guess], "last", image)
     draw_panel(image, {"one": found, "two": found}, tmp_path / "panel.png", title="wide.png")
     draw_gallery([image] * 2, [{"one": found}] * 2, tmp_path / "gallery.png", ["first", "second"])
     for name in ("panel", "gallery"):

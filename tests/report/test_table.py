@@ -68,7 +68,7 @@ def test_words_are_packed():
         ["info"],
         ["reproduce", "--list"],
         ["reproduce", "table-alignment"],
-        ["convert", "timm:deit_tiny_patch16_224", "--model-option", "depth=2", "--plan"],
+        ["convert", "-m", "timm:deit_tiny_patch16_224", "--model-option", "depth=2", "--plan"],
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -254,7 +254,7 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
         ("pickle.pth", "safetensors"),
         ("broken.safetensors", "not a complete safetensors file"),
         ("headless.safetensors", "does not say which model"),
-        ("empty", "no weights at"),
+        ("empty", "no model.safetensors in"),
     ],
 )
 def test_what_is_not_there_is_one_line(source, reason, hub, tmp_path, monkeypatch):

@@ -28,10 +28,10 @@ class Variant(NamedTuple):
 
 
 VARIANTS: dict[str, Variant] = {
-    "softmax-naive": Variant("softmax, unfused", "softmax", "N² d"),
-    "softmax": Variant("softmax, SDPA", "softmax", "N² d"),
-    "softmax-flash": Variant("softmax, SDPA flash", "softmax", "N² d", backend="FLASH_ATTENTION"),
-    "softmax-cudnn": Variant("softmax, SDPA cuDNN", "softmax", "N² d", backend="CUDNN_ATTENTION"),
+    "softmax-naive": Variant("softmax (unfused)", "softmax", "N² d"),
+    "softmax": Variant("softmax (fused)", "softmax", "N² d"),
+    "softmax-flash": Variant("softmax (fused, flash)", "softmax", "N² d", backend="FLASH_ATTENTION"),
+    "softmax-cudnn": Variant("softmax (fused, cuDNN)", "softmax", "N² d", backend="CUDNN_ATTENTION"),
     "linformer": Variant("Linformer", "linformer", "N d"),
     "performer": Variant("Performer", "performer", "N d²"),
     "soft": Variant("SOFT", "soft", "N d"),

@@ -16,10 +16,10 @@ from .recipe_options import choose_recipe, parse_value, with_recipe_options
 def ablate(
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="name=value,value,...; repeated, all combinations.", show_default="the paper's two sweeps"),
+        typer.Option(help="name=value,value,...; repeatable: all combinations.", show_default="the paper's two sweeps"),
     ] = None,
     seeds: Annotated[int, number("Runs per point.")] = 3,
-    recipe: Annotated[str, typer.Option(help="paper, deit or tiny.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="paper, deit, tiny or finetune.")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/ablation"),
     model_option: ModelPairs = None,

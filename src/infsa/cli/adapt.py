@@ -9,35 +9,41 @@ from rich.progress import Progress
 
 from ..report.table import Table
 from . import options
-from .parameters import check_gamma, check_seed, checked, usage
+from .convert import plan_table
+from .parameters import check_seed, checked, usage
 from .recipe_options import parse_pairs
+
+FIELDS = (
+    "field=value; repeatable. Fields: layer_lr, logit_lr, label_lr, temperature, label_smoothing, mixup, cutmix, "
+    "warmup, optimizer, weight_decay, clip_norm, crop_min, jitter, interpolation, loader, workers, precision, compile, "
+    "save_every, log_every."
+)
 
 
 def adapt(
     model: options.Foreign,
-    data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a dataset such as folder:PATH.")] = "shapes",
+    data: Annotated[str, typer.Option(help="images:FOLDER (no labels), or a dataset such as folder:PATH.")],
     weights: options.Weights = None,
     pretrained: options.Pretrained = False,
     model_option: options.ModelPairs = None,
     data_option: options.DataPairs = None,
     variant: options.Variant = "pure",
-    level: Annotated[str, typer.Option(help="swap, or surgery (linear).")] = "swap",
+    surgery: options.Surgery = False,
     norm: options.Norm = "auto",
-    gamma: Annotated[float, typer.Option(help="First decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
-    fixed_gamma: Annotated[bool, typer.Option("--fixed-gamma", help="Do not learn the decay.")] = False,
+    gamma: options.Gamma = 0.7,
+    learn_gamma: options.LearnGamma = True,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    layer_epochs: Annotated[int, options.number("Matching each layer's output.", 0)] = 2,
-    logit_epochs: Annotated[int, options.number("Matching the logits.", 0)] = 5,
-    label_epochs: Annotated[int, options.number("Fine-tuning on labels.", 0)] = 0,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="field=value of infsa.train.adaptation.Adaptation; repeatable.")
-    ] = None,
+    layer_epochs: Annotated[int, options.number("Epochs that match each layer's output.", 0)] = 2,
+    logit_epochs: Annotated[int, options.number("Epochs that match the logits.", 0)] = 5,
+    label_epochs: Annotated[int, options.number("Epochs of fine-tuning on labels.", 0)] = 0,
+    setting: Annotated[list[str] | None, typer.Option("--set", help=FIELDS)] = None,
     size: Annotated[int, options.number("Side of the images in pixels.")] = 224,
     batch_size: Annotated[int, options.number("Images per step.")] = 128,
-    seed: Annotated[int, typer.Option(help="Of order and views.", callback=checked(check_seed))] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of data order and augmentation.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
+    plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -46,12 +52,12 @@ def adapt(
     Each layer learns the original's output, then the model learns the original's logits, then the labels if asked. The
     folder receives checkpoints, result.json and model.safetensors.
 
-    Example: infsa adapt timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
+    Example: infsa adapt --model timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
     """
-    from ..conversion import convert, open_model, save_converted
+    from ..conversion import convert, open_model, plan_conversion, save_converted
     from ..data.paths import few
     from ..train.adapt import adapt as adapt_model
-    from ..train.adaptation import Adaptation
+    from ..train.adaptation import STAGES, Adaptation
 
     extra, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
     named: dict[str, Any] = {
@@ -64,8 +70,20 @@ def adapt(
         plan = Adaptation(**named, **fields)
     place = options.chosen_device(device)
     console = Console(quiet=as_json)
-    original = open_model(model, weights, pretrained, extra).to(place)
-    settings: dict[str, Any] = {"norm": norm, "gamma": gamma, "learn_gamma": not fixed_gamma, "level": level}
+    original = open_model(model, weights, pretrained, extra)
+    settings: dict[str, Any] = {
+        "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": "surgery" if surgery else "swap",
+    }  # fmt: skip
+    if plan_only:
+        layers = plan_conversion(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
+        stages = {stage: plan.epochs(stage) for stage in STAGES}
+        options.print_json({"model": model, **layers.as_dict(), "data": data, "epochs": stages}, as_json)
+        console.print(plan_table(layers, model))
+        console.print(f"On {data}, epochs: {', '.join(f'{stage} {count}' for stage, count in stages.items())}")
+        return
+    if weights is None and not pretrained:
+        console.print("note: the original has random weights; --pretrained or --weights gives it trained ones")
+    original.to(place)
     converted = convert(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
     with Progress(*options.BAR, console=console, disable=as_json, transient=True) as progress:
         task = progress.add_task("measuring", total=None)

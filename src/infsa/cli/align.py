@@ -14,20 +14,20 @@ def align(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, options.number("Images, drawn by the seed.")] = 64,
-    samples: Annotated[int, options.number("Heads taken from every layer; 0 takes all.", 0)] = 512,
-    steps: Annotated[int, options.number("Steps of the power iteration.")] = 200,
+    limit: Annotated[int, options.number("Number of images, drawn by the seed.")] = 64,
+    samples: Annotated[int, options.number("Heads, over all images, compared in every layer; 0: all.", 0)] = 512,
+    power_steps: Annotated[int, options.number("Steps of the power iteration.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of images and heads.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),
     as_json: options.Json = False,
 ) -> None:
-    """Compare the centrality vector with the Perron vector of every head, beside simple baselines.
+    """Compare the centrality vector with the Perron vector of every head, and with simple baselines.
 
-    Uniform, energy and short power iterations stand beside a; the ratio |λ₂|/|λ₁| says how well the Perron vector is
-    set apart. Heads without one are counted. Models are grouped as in ``infsa quality``.
+    The baselines are uniform, query norms and short power iterations. The eigenvalue ratio |λ₂|/|λ₁| tells how well
+    defined the Perron vector is; heads without one are reported. Models are grouped as in ``infsa quality``.
 
-    Example: infsa align -m infsa_linear-0.safetensors --data npz:shard.npz --samples 512
+    Example: infsa align --model infvit_linear_tiny --data shapes --limit 8
     """
     from ..evaluate import Aligning, study_alignment
     from ..files import write_json
@@ -36,8 +36,8 @@ def align(
 
     console = Console(quiet=as_json)
     summary = options.run_study(
-        study_alignment, models, data, split, Aligning(steps=steps, seed=seed), console=console, device=device, out=out,
-        images=images, samples=samples or None,
+        study_alignment, models, data, split, Aligning(steps=power_steps, seed=seed), console=console, device=device,
+        out=out, images=limit, samples=samples or None,
     )  # fmt: skip
     file = write_json(summary, out / "align.json")
     figure = out / "alignment.png"

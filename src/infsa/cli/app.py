@@ -15,7 +15,6 @@ LONGEST = 600  # characters of an error; a failed compilation brings the compile
 app = typer.Typer(
     name="infsa",
     cls=Commands,
-    help="Infinite Self-Attention: attention as diffusion on a token graph.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -33,11 +32,12 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere in the line.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
 ) -> None:
-    """Infinite Self-Attention: attention as diffusion on a token graph."""
+    """Infinite Self-Attention (InfSA): vision models whose attention sums paths on a token graph.
+
+    Start with: infsa demo
+    """
 
 
 def main() -> None:

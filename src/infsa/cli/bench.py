@@ -1,7 +1,6 @@
 """``infsa bench``: speed, memory, energy and multiply-adds of the compared mechanisms."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,17 +22,23 @@ LEGEND = (
     "ms: median ± half the interquartile range; ~ marks rounds that differ by more than 5 %. J in brackets: the "
     "paper's formula, 200 W (training: 300 W) times the time."
 )
+MECHANISMS = (
+    "softmax-naive (unfused), softmax, softmax-flash, softmax-cudnn, linformer, performer, soft, flatten, agent, mlla, "
+    "infsa_pure-naive, infsa_pure, infsa_pure-triton, infsa_linear, mean, energy or fastformer; repeatable."
+)
 QUICK = {"seconds": 0.1, "budget": 140.0, "cap": 2**30, "limit_seconds": 3.0}  # settings of --quick
 
 
 def bench(
     preset: Annotated[
-        list[str] | None, typer.Option(help="table1, graphs, resolution, limits, compiled or quick; may be repeated.")
+        list[str] | None, typer.Option(help="table1, graphs, resolution, limits, compiled or quick; repeatable.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The preset quick: a few minutes on a small CPU.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Same as --preset quick: a few minutes on a small CPU.")
+    ] = False,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(help="Mechanism, or row of a preset; may be repeated.", show_default="the paper's nine"),
+        typer.Option(help=MECHANISMS, show_default="the paper's nine"),
     ] = None,
     config: Annotated[
         list[str] | None,
@@ -42,11 +47,9 @@ def bench(
         ),
     ] = None,
     resolution: Annotated[
-        list[str] | None, typer.Option(help="1024 or 512x768; may be repeated.", show_default="224; 512 in a search")
+        list[str] | None, typer.Option(help="1024 or 512x768; repeatable.", show_default="224; 512 in a search")
     ] = None,
-    mode: Annotated[
-        list[str] | None, typer.Option(help="infer or train; may be repeated.", show_default="infer")
-    ] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="infer or train; repeatable.", show_default="infer")] = None,
     batch: Annotated[int, number("Images per call.")] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
@@ -60,10 +63,11 @@ def bench(
     part: Annotated[str, typer.Option(help="model, or attention: a single layer.")] = "model",
     energy: Annotated[bool, typer.Option("--energy", help="Measure energy, 5 s per row.")] = False,
     max_resolution: Annotated[
-        bool, typer.Option("--max-resolution", help="Search the largest image instead of timing.")
+        bool, typer.Option("--max-resolution", help="Search for the largest image that fits, instead of timing.")
     ] = False,
     memory_cap: Annotated[
-        float | None, typer.Option(help="GiB that the search may use.", show_default="all; 1 with --quick")
+        str | None,
+        typer.Option(help="Memory that the search may use, such as 40GiB.", show_default="all; 1GiB with --quick"),
     ] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds per call in the search.", show_default="10; 3 with --quick")
@@ -71,12 +75,14 @@ def bench(
     seconds: Annotated[
         float | None, typer.Option(help="Timed seconds per row and round.", show_default="0.25; 0.1 with --quick")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds in which rows take turns.", show_default="3")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; in each, all rows are timed in turn.", show_default="3")
+    ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds after which no further row is started.", show_default="no limit; 140 with --quick"),
+        typer.Option(help="Seconds after which no further row starts.", show_default="no limit; 140 with --quick"),
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure failed rows again.")] = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Result file; a CSV and figures go beside it.")] = Path("runs/bench.json"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the rows and stop.")] = False,
@@ -85,25 +91,26 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure mechanisms in models of any depth, at any resolution, in training and inference.
+    """Measure the speed, memory and energy of attention mechanisms, in models or alone, in training and inference.
 
-    The same command goes on where it was stopped; rows that failed or were not reached say why.
+    Run the same command again to continue. Failed rows state the reason.
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
     from ..bench.graph import check_device
     from ..bench.settings import Settings
     from ..bench.suite import run_plan
+    from ..streaming.memory import parse_bytes
 
     if compare is not None:
         show_comparison(*compare, as_json)
         return
     where = chosen_device(device)
-    if memory_cap is not None and not math.isfinite(memory_cap):
-        raise typer.BadParameter(f"--memory-cap must be a number of GiB, got {memory_cap}")
+    with usage():
+        cap = None if memory_cap is None else parse_bytes(memory_cap, "--memory-cap")
     chosen: dict[str, Any] = {
         "seconds": seconds, "rounds": rounds, "budget": budget, "limit_seconds": time_limit, "retry": retry,
-        "cap": None if memory_cap is None else int(memory_cap * 2**30),
+        "cap": cap,
     }  # fmt: skip
     axes = {"mechanism": mechanism, "config": config, "resolution": resolution, "mode": mode}
     fields = {"batch": batch, "dtype": dtype, "compile": compile, "part": part, "energy": energy}

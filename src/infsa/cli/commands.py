@@ -23,10 +23,6 @@ def load(name: str) -> Any:
     alone.command(name)(getattr(import_module(f"{__package__}.{module}"), module))
     command = typer.main.get_command(alone)
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))  # no ragged lines
-    for option in command.params:
-        unsaid = option.default is None and not option.required and getattr(option, "show_default", None) is True
-        if unsaid and "default" not in (getattr(option, "help", None) or ""):
-            option.show_default = "none"  # type: ignore[attr-defined]  # every default is visible
     return command
 
 

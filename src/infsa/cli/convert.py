@@ -8,7 +8,6 @@ from rich.console import Console
 
 from ..report.table import Table
 from . import options
-from .parameters import check_gamma, checked
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
@@ -18,17 +17,17 @@ if TYPE_CHECKING:
 def convert(
     model: options.Foreign,
     variant: options.Variant = "pure",
-    level: Annotated[str, typer.Option(help="swap, or surgery: fold queries and keys into one (linear).")] = "swap",
+    surgery: options.Surgery = False,
     norm: options.Norm = "auto",
-    gamma: Annotated[float, typer.Option(help="Decay, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
-    learn_gamma: Annotated[bool, typer.Option("--learn-gamma", help="One learned decay per head.")] = False,
-    chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
+    gamma: options.Gamma = 0.7,
+    learn_gamma: options.LearnGamma = False,
+    chunk_size: Annotated[int | None, typer.Option(help="Tokens per block of causal Linear-InfSA.")] = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
     weights: options.Weights = None,
     pretrained: options.Pretrained = False,
     model_option: options.ModelPairs = None,
-    out: Annotated[Path | None, typer.Option(help="Where the converted weights go (.safetensors).")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the converted weights (.safetensors).")] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -36,7 +35,7 @@ def convert(
 
     Layers that cannot be converted are named with the reason; --exclude keeps them as they are.
 
-    Example: infsa convert timm:deit_tiny_patch16_224 --variant linear --plan
+    Example: infsa convert --model timm:deit_tiny_patch16_224 --variant linear --plan
     """
     from ..conversion import convert as convert_model
     from ..conversion import open_model, plan_conversion, save_converted
@@ -45,7 +44,8 @@ def convert(
         raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --plan")
     console = Console(quiet=as_json)
     settings: dict[str, Any] = {
-        "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": level, "chunk_size": chunk_size,
+        "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "chunk_size": chunk_size,
+        "level": "surgery" if surgery else "swap",
     }  # fmt: skip
     extra = parse_pairs(model_option or [])
     with console.status(f"Building {model} ..."):

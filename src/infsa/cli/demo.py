@@ -7,13 +7,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .options import Json, print_json, progress_report
-from .parameters import check_gamma, check_seed, checked
+from .options import Gamma, Json, print_json, progress_report
+from .parameters import check_seed, checked
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, figures and numbers.")] = Path("runs/demo"),
-    gamma: Annotated[float, typer.Option(help="Decay per hop, between 0 and 1.", callback=checked(check_gamma))] = 0.7,
+    gamma: Gamma = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of projections and random orders.", callback=checked(check_seed))] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Two photographs and short timings: a few seconds.")] = False,
     as_json: Json = False,

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import Json, chosen_device, number, print_json
+from .options import (
+    SOURCE,
+    Json,
+    Resolution,
+    chosen_device,
+    chosen_resolution,
+    counted,
+    number,
+    print_json,
+    tell_unfinished,
+)
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -32,47 +42,44 @@ def embed(
         ),
     ],
     model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="Saved folder, run, .safetensors file or shipped model; timm:NAME or timm:FOLDER."
-        ),
+        str, typer.Option("--model", "-m", help=f"{SOURCE}; or timm:NAME or timm:FOLDER.")
     ] = "infvit_linear_tiny",
     out: Annotated[Path, typer.Option(help="The table, .parquet.")] = Path("cohort.parquet"),
-    resolution: Annotated[
-        str,
-        typer.Option(
-            help="What the model sees: native (the whole image as it is), crop (the centre, as evaluate measures), or "
-            "the whole image with the pixels of a square of this side."
-        ),
-    ] = "native",
+    resolution: Resolution = "native",
     embedding: Annotated[
         str | None,
         typer.Option(
             help="class (token), pooled (patch tokens) or both.", show_default="the class token where there is one"
         ),
     ] = None,
-    maps: Annotated[bool, typer.Option("--maps", help="Keep the attention map of every image too.")] = False,
+    with_maps: Annotated[bool, typer.Option("--with-maps", help="Add the attention map of every image.")] = False,
     memory: Annotated[
-        str, typer.Option(help="Of each worker; images that need more than half of it are streamed.")
+        str, typer.Option(help="Memory limit per worker; images that need more than half of it are streamed.")
     ] = "4GiB",
-    batch_size: Annotated[int, number("Most images of one size at a time.")] = 32,
+    batch_size: Annotated[int, number("Largest batch of images of one size.")] = 32,
     tile: Annotated[int, number("Side of the tiles of streamed images.")] = 1024,
-    dtype: Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Model dtype: float32, bfloat16 or float16.")] = "float32",
     devices: Annotated[
-        str, typer.Option("--devices", "--device", help="auto, or one per worker: cuda:0,cuda:1 or cpu,cpu.")
+        str,
+        typer.Option(
+            "--devices", "--device", help="auto, cpu, cuda, cuda:1, or a list with one per worker: cuda:0,cuda:1."
+        ),
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Processes, in turn on the devices or all GPUs.", show_default="as --devices")
+        int | None, typer.Option(help="Processes, spread over the devices.", show_default="one per device named")
     ] = None,
     readers: Annotated[int, number("Threads per worker that read images.")] = 2,
-    ray: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster that computes, or auto; not this process.")
-    ] = None,
+    ray: Annotated[str | None, typer.Option(help="Compute on the Ray cluster at this address, or auto.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a table of another model, other options or other images.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only say what would be batched and streamed, and how long it would take.")
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print what would be batched and streamed, with a time estimate (measured for some seconds); write "
+            "nothing.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -91,9 +98,10 @@ def embed(
     chosen = _devices(devices, workers, ray)
     with usage():
         settings = Settings(
-            resolution=int(resolution) if resolution.isdecimal() else resolution, embedding=embedding, maps=maps,
-            dtype=dtype, batch_size=batch_size, memory=memory, tile=tile, readers=readers,
+            resolution=chosen_resolution(resolution), embedding=embedding, maps=with_maps, dtype=dtype,
+            batch_size=batch_size, memory=memory, tile=tile, readers=readers,
         )  # fmt: skip
+    tell_unfinished(model)
     cohort = Cohort(images, model, chosen, ray, settings)
     console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     if plan:
@@ -165,7 +173,7 @@ def _print_plan(console: Console, found: "Forecast", cohort: "Cohort") -> None:
     from ..data.paths import shown
 
     what = {
-        "batched": f"{found.batches} batches of {found.sizes} sizes",
+        "batched": f"{counted(found.batches, 'batch', 'es')} of {counted(found.sizes, 'size')}",
         "streamed": f"tiles of {cohort.settings.tile} px in {cohort.settings.memory}",
         "unread": "a row with the reason",
     }
@@ -175,6 +183,6 @@ def _print_plan(console: Console, found: "Forecast", cohort: "Cohort") -> None:
     ]
     rows.append(["kept", str(found.kept), "", "computed before", ""])
     console.print(Table(["images", "number", "megapixels", "how", "seconds of work"], rows, "Plan"))
-    console.print(f"About {found.total_seconds:.0f} s with {found.workers} workers, by a short measurement")
+    console.print(f"About {found.total_seconds:.0f} s with {counted(found.workers, 'worker')}, by a short measurement")
     for note in found.notes:
         console.print(shown(note), markup=False)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import DataPairs, Device, Json, chosen_device, number, print_json
+from .options import DATA, DataPairs, Device, Json, Model, chosen_device, chosen_model, number, print_json
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
@@ -24,18 +24,23 @@ HEADLINE = "matched-frequency"  # the variant of ImageNet-V2 that is meant when 
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A saved folder, a .safetensors file, or a model with shipped weights.")],
+    model: Model,
     data: Annotated[
         str | None,
-        typer.Option(help="Dataset, such as folder:PATH or imagenetv2:PATH.", show_default="its run's, or shapes"),
+        typer.Option(help=DATA, show_default="that of the model's run, or shapes"),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split or variant; imagenetv2 without one: all three; all: every image of a folder."),
+        typer.Option(
+            help="train, val, a variant of imagenetv2, or all: every image of a folder.",
+            show_default="val; all variants of imagenetv2",
+        ),
     ] = None,
     data_option: DataPairs = None,
-    crop_pct: Annotated[float | None, typer.Option(help="Size over resized shorter side; default the model's.")] = None,
-    batch_size: Annotated[int, number("Images at a time.")] = 128,
+    crop_pct: Annotated[
+        float | None, typer.Option(help="Input size over resized shorter side.", show_default="the model's")
+    ] = None,
+    batch_size: Annotated[int, number("Batch size.")] = 128,
     workers: Annotated[int, number("Processes that read images.", 0)] = 2,
     device: Device = "auto",
     out: Annotated[
@@ -44,21 +49,20 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix.
+    """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix of a model.
 
     Classes are matched by their names. A model that was trained on the same folder is measured on the images that its
-    run held out.
+    run held out. To try it, train a model on generated shapes first (minutes on a CPU): infsa train --out runs/shapes.
 
-    Example: infsa evaluate runs/photos/model --data folder:photos --out runs/photos/evaluation
+    Example: infsa evaluate --model runs/shapes --out runs/shapes/evaluation
     """
-    from ..evaluate import load_model
     from ..evaluate.accuracy import evaluate_model
     from ..files import write_json
     from ..provenance import provenance
     from ..report.confusion import write_report
 
     place = chosen_device(device)
-    network = load_model(model, place)
+    network = chosen_model(model, place)
     data = data or usual_data(model, network)
     console = Console(quiet=as_json)
     options: dict[str, Any] = {"crop_pct": crop_pct, "batch_size": batch_size, "workers": workers}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import WEIGHTS, Device, Json, chosen_device, chosen_subjects
+from .options import MODELS, Device, Json, Resolution, chosen_device, chosen_resolution, chosen_subjects
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
@@ -20,18 +20,10 @@ def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help=WEIGHTS,
-            show_default="the three shipped models",
-        ),
+        typer.Option("--model", "-m", help=MODELS, show_default="the three shipped models"),
     ] = None,
     method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
-    resolution: Annotated[
-        str,
-        typer.Option(help="Input size: model (the size it was trained at), native, or the side of a square in pixels."),
-    ] = "model",
+    resolution: Resolution = "model",
     layer: Annotated[int, typer.Option(help="Block whose attention is shown; negative counts from the end.")] = -1,
     head: Annotated[
         int | None, typer.Option(help="Show one head instead of the mean over heads.", show_default="the mean")
@@ -52,7 +44,7 @@ def explain(
     from ..models.presets import SHIPPED
 
     checked(lambda value: check_methods([value]))(method)
-    side = _resolution(resolution)
+    side = chosen_resolution(resolution)
     chosen = chosen_subjects(models or SHIPPED)
     loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
     options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
@@ -72,14 +64,6 @@ def explain(
         typer.echo(f"infsa: {' '.join(problem.split())}", err=True)
     if problems:
         raise typer.Exit(1)
-
-
-def _resolution(text: str) -> int | str:
-    if text in ("model", "native"):
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"--resolution must be model, native or a number of pixels, got {text!r}")
-    return int(text)
 
 
 def _with_stems(images: list[Path]) -> list[tuple[Path, str]]:
@@ -120,7 +104,7 @@ def _explain_file(
             continue
         found[name] = explanation
         np.save(out / f"{stem}-{name}.npy", explanation.map)
-        overlay(image, explanation.map).save(out / f"{stem}-{name}.png")
+        overlay(explanation.picture, explanation.map).save(out / f"{stem}-{name}.png")
         records.append({"image": str(path), "size": list(image.size), "model": name, **explanation.summary()})
     if found:
         draw_panel(image, found, out / f"{stem}-panel.png", title=f"{path.name}, {image.width} × {image.height}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .options import MODELS, tell_unfinished
+
 
 def _more_than_nothing(value: float) -> float:
     if not value > 0:
@@ -16,11 +18,11 @@ def _more_than_nothing(value: float) -> float:
 
 def explore(
     files: Annotated[
-        list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; may be repeated.")
+        list[Path] | None, typer.Option("--file", help="Large image to offer in the Gigapixel tab; repeatable.")
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="Saved folder, run or .safetensors file, optionally NAME=...; repeatable."),
+        typer.Option("--model", "-m", help=MODELS, show_default="the shipped models"),
     ] = None,
     port: Annotated[
         int | None,
@@ -35,14 +37,16 @@ def explore(
 
     The page is served to this machine only and fetches nothing from elsewhere. Ctrl+C ends it.
 
-    Example: infsa app --model birds=runs/birds/model --file slide.tif
+    Example: infsa app --model birds=runs/birds --file slide.tif
     """
     try:
         import gradio  # noqa: F401
     except ImportError as error:
         raise ImportError("the page needs gradio: pip install 'infsa[app]'") from error
     from ..app.page import serve
+    from ..evaluate import Subject
 
+    tell_unfinished(*(Subject.of(model).source for model in models or []))
     page, address = serve(files, max_megapixels, checkpoints=models, port=port, open_browser=open_browser)
     typer.echo(f"The page is at {address} (Ctrl+C ends it)")
     for name in ("SIGTERM", "SIGHUP"):  # an orderly end as well: uploads are removed

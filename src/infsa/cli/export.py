@@ -7,38 +7,42 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .options import Json, print_json
+from .options import Json, Model, chosen_model, print_json
 
 if TYPE_CHECKING:
     from ..models.exporting import Exported
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Saved folder, run, .safetensors file or model with shipped weights.")],
+    model: Model,
     out: Annotated[Path, typer.Option(help="A .onnx or .pt2 file, or a folder for safetensors.")],
     kind: Annotated[
-        str | None, typer.Option("--format", help="onnx, pt2 or safetensors; default by the ending of --out.")
+        str | None, typer.Option("--format", help="onnx, pt2 or safetensors.", show_default="by the ending of --out")
     ] = None,
-    fixed: Annotated[bool, typer.Option("--fixed", help="One image of one size, for runtimes that need it.")] = False,
-    size: Annotated[int | None, typer.Option(help="Side of the images with --fixed; default the model's.")] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Fix batch 1 and the image size, for runtimes that need it.")
+    ] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Side of the images with --fixed.", show_default="the model's")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, torch.export (pt2) or safetensors, and check the file against the model.
 
-    Batch and image size stay dynamic where they can; what could not is said. A file that does not agree with the model
-    at two batch sizes and two image sizes is not kept. Class names and the way images are prepared travel with it.
+    Batch and image size stay dynamic where possible; the command reports dimensions that had to be fixed. A file whose
+    outputs differ from the model's at two batch and two image sizes is deleted. Class names and preprocessing are
+    stored in the file.
 
-    Example: infsa export runs/photos --out photos.onnx
+    Example: infsa export --model runs/photos --out photos.onnx
     """
-    from ..evaluate import load_model
     from ..models.exporting import as_dict, export_model
 
     if size is not None and size < 1:
         raise typer.BadParameter(f"--size must be 1 or more, got {size}")
     if size is not None and not fixed:
         raise typer.BadParameter("--size goes with --fixed; without it images of any size are taken")
-    network = load_model(model)
+    network = chosen_model(model)
     console = Console(quiet=as_json)
     with console.status(f"Exporting {model} ..."):
         done = export_model(network, out, kind, fixed=fixed, size=size, overwrite=overwrite)

@@ -10,30 +10,52 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .parameters import checked
+from .parameters import check_gamma, checked
 
 if TYPE_CHECKING:
     import torch
 
     from ..evaluate import Subject
     from ..evaluate.study import Report
+    from ..models import InfViT
 
-WEIGHTS = "Saved folder, run, .safetensors file or shipped model, optionally NAME=...; repeatable."
-DATA = "shapes, npz:PATH, folder:PATH, tiny-imagenet:PATH or imagenetv2:PATH."
-Models = Annotated[list[str], typer.Option("--model", "-m", help=WEIGHTS)]
+SOURCE = "Name of a shipped model, run folder, saved folder, .safetensors file or converted file"
+MODEL = f"{SOURCE}."
+MODELS = f"{SOURCE}, optionally NAME=...; repeatable."
+RESOLUTION = (
+    "Input size: crop (the centre, as evaluate measures), or the whole image: model (as many pixels as the model was "
+    "made for), native (its own), or N (as many as a square of N x N)."
+)
+DATA = (
+    "Dataset: shapes, folder:PATH, imagenet:PATH, imagenetv2:PATH, tiny-imagenet:PATH, npz:PATH, wds:PATTERN, hf:NAME "
+    "or timm:NAME[:ROOT]."
+)
+Model = Annotated[str, typer.Option("--model", "-m", help=MODEL)]
+Models = Annotated[list[str], typer.Option("--model", "-m", help=MODELS)]
+Resolution = Annotated[str, typer.Option(help=RESOLUTION)]
 Data = Annotated[str, typer.Option(help=DATA)]
 Split = Annotated[str, typer.Option(help="Split of the dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Foreign = Annotated[str, typer.Argument(help="timm:NAME, torchvision:NAME or hf:NAME; a name alone is timm's.")]
-Weights = Annotated[Path | None, typer.Option(help="Safetensors to load first.", show_default="random weights")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the library's own weights.")]
+Foreign = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Model to convert: timm:NAME, torchvision:NAME or hf:NAME; a name alone: timm."),
+]
+Weights = Annotated[
+    Path | None, typer.Option(help=".safetensors file to load into it first.", show_default="random weights")
+]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the weights that its library offers.")]
+Gamma = Annotated[float, typer.Option(help="Weight of one hop (gamma), in (0, 1).", callback=checked(check_gamma))]
+LearnGamma = Annotated[bool, typer.Option("--learn-gamma/--no-learn-gamma", help="Learn one gamma per head.")]
+Surgery = Annotated[bool, typer.Option("--surgery", help="Fold queries and keys into one (linear only).")]
 ModelPairs = Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")]
 DataPairs = Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")]
 Variant = Annotated[str, typer.Option(help="pure or linear.")]
-Norm = Annotated[str, typer.Option(help="auto (see the plan), frobenius or row (pure).")]
-Include = Annotated[list[str] | None, typer.Option(help="Pattern of layer names; repeatable.", show_default="all")]
-Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers to keep; repeatable.")]
+Norm = Annotated[str, typer.Option(help="auto (see --plan), frobenius or row (pure only).")]
+Include = Annotated[
+    list[str] | None, typer.Option(help="Pattern of layers to convert; repeatable.", show_default="all")
+]
+Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers to leave as they are; repeatable.")]
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
@@ -52,6 +74,11 @@ def number(help: str, lowest: int = 1) -> Any:
     return typer.Option(help=help, callback=at_least(lowest))
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """A number and its noun, as in ``1 batch`` and ``2 batches``."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
 def print_json(content: Any, wanted: bool) -> None:
     """Plain data on standard output, if that is ``wanted`` and not the tables of a quiet console."""
     if wanted:
@@ -67,10 +94,20 @@ def chosen_device(name: str) -> "torch.device":
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise typer.BadParameter(f"unknown device {name!r}; auto, cpu, cuda and cuda:0 are accepted") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter(f"no CUDA device here, got {name!r}")
+        raise typer.BadParameter(f"unknown device {name!r}; auto, cpu, cuda and cuda:1 are accepted") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise typer.BadParameter(f"{counted(count, 'CUDA device')} here, got {name!r}")
     return device
+
+
+def chosen_resolution(text: str) -> int | str:
+    """The size at which a model sees images: a word, or the side of a square in pixels."""
+    if text in ("crop", "model", "native"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"--resolution must be crop, model, native or a number of pixels, got {text!r}")
+    return int(text)
 
 
 def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
@@ -78,10 +115,28 @@ def chosen_subjects(sources: Iterable[str]) -> "list[Subject]":
     from ..evaluate import Subject
 
     subjects = [Subject.of(source) for source in sources]
+    tell_unfinished(*(subject.source for subject in subjects))
     names = [subject.name for subject in subjects]
     if len(set(names)) < len(names):
         raise typer.BadParameter(f"every model needs a different name, such as NAME=FILE; got {names}")
     return subjects
+
+
+def chosen_model(source: str, device: "torch.device | str" = "cpu") -> "InfViT":
+    """A model with its weights, in eval mode."""
+    from ..evaluate import load_model
+
+    tell_unfinished(source)
+    return load_model(source, device)
+
+
+def tell_unfinished(*sources: str) -> None:
+    """Say, on standard error, which models are those of runs that have not ended."""
+    from ..evaluate.held_out import unfinished
+
+    for source in sources:
+        if (run := unfinished(source)) and run.best is not None:
+            typer.echo(f"note: {run}", err=True)
 
 
 def run_study(

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import Device, chosen_device, number
+from .options import Device, Model, Resolution, chosen_device, chosen_model, chosen_resolution, counted, number
 from .parameters import usage
 
 if TYPE_CHECKING:
@@ -26,50 +26,45 @@ ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or patterns such as 'new/*.jpg'.")],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Saved folder, run, .safetensors file or shipped model.")
-    ] = "infvit_linear_tiny",
+    model: Model = "infvit_linear_tiny",
     top_k: Annotated[int, number("Classes per image and task, most likely first.")] = 5,
-    resolution: Annotated[
-        str,
-        typer.Option(
-            help="What the model sees: crop (the centre, as evaluate measures), or the whole image: model (as many "
-            "pixels as it was made for), native, or the side of a square of so many."
-        ),
-    ] = "crop",
+    resolution: Resolution = "crop",
     out: Annotated[
-        Path | None, typer.Option(help="File for the results (.csv or .jsonl); else they are printed.")
+        Path | None, typer.Option(help="File for the results, .csv or .jsonl.", show_default="printed")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--format", help="csv or jsonl; default by --out, else csv.")] = None,
-    maps: Annotated[Path | None, typer.Option(help="Folder for maps over the images, as PNG.")] = None,
-    batch_size: Annotated[int, number("Images of one size at a time.")] = 32,
-    workers: Annotated[int, number("Threads that read images.")] = 2,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="csv or jsonl.", show_default="by the ending of --out, else csv")
+    ] = None,
+    maps: Annotated[
+        Path | None, typer.Option(help="Write attention maps over the images to this folder, as PNG.")
+    ] = None,
+    batch_size: Annotated[int, number("Largest batch of images of one size.")] = 32,
+    readers: Annotated[int, number("Threads that read images.")] = 2,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
     """Classify images: the most likely classes with their probabilities, one line per file.
 
-    A file that cannot be read has a line with the reason and stops nothing. How many there were is said on standard
-    error; the exit code is 1 if no image could be read.
+    Unreadable files get a line with the reason; their number goes to standard error. The exit code is 1 if no image
+    could be read.
 
     Example: infsa predict new/ --model runs/photos --top-k 3 --out new.csv
     """
     from ..data.listing import list_images
-    from ..evaluate import load_model
     from ..evaluate.predictions import View, answer_count, predict_files
 
     form = _format(kind, as_json, out)
-    side = int(resolution) if resolution.isdecimal() else resolution
+    side = chosen_resolution(resolution)
     found = list_images(images)
     _check_folders(found, out, maps)
-    classifier = load_model(model, chosen_device(device))
+    classifier = chosen_model(model, chosen_device(device))
     with usage():
         View(classifier, side)
     if maps is not None:
         _check_map(classifier)
         maps.mkdir(parents=True, exist_ok=True)
     stems = map_names(found.files) if maps is not None else {}
-    options: dict[str, Any] = {"resolution": side, "top_k": top_k, "batch_size": batch_size, "workers": workers}
+    options: dict[str, Any] = {"resolution": side, "top_k": top_k, "batch_size": batch_size, "workers": readers}
     console = Console(stderr=True)
     stream = predict_files(classifier, found.files, maps=maps is not None, **options)
     shown = track(
@@ -90,9 +85,9 @@ def predict(
 
 def summary(done: int, failed: int, ignored: int) -> str:
     """How it went, in one line."""
-    words = [f"{done} image{'' if done == 1 else 's'} classified"]
+    words = [f"{counted(done, 'image')} classified"]
     words += [f"{failed} could not be read"] if failed else []
-    words += [f"{ignored} other file{'' if ignored == 1 else 's'} passed over"] if ignored else []
+    words += [f"{counted(ignored, 'other file')} passed over"] if ignored else []
     return ", ".join(words)
 
 

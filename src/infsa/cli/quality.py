@@ -14,25 +14,27 @@ def quality(
     models: options.Models,
     data: options.Data,
     split: options.Split = "val",
-    images: Annotated[int, options.number("Images, drawn by the seed.")] = 500,
+    limit: Annotated[int, options.number("Number of images, drawn by the seed.")] = 500,
     fills: Annotated[
         list[str] | None,
-        typer.Option("--fill", help="mean, black, blur, road or tokens; may be repeated.", show_default="mean"),
+        typer.Option("--fill", help="mean, black, blur, road or tokens; repeatable.", show_default="mean"),
     ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", help="last, rollout, tokenrank, katz, gradient or degree; may be repeated.", show_default="last"
+            "--method", help="last, rollout, tokenrank, katz, gradient or degree; repeatable.", show_default="last"
         ),
     ] = None,
-    levels: Annotated[int, options.number("Steps from the whole image to nothing.")] = 20,
+    steps: Annotated[int, options.number("Removal steps from the whole image to nothing.")] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
     normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
     draws: Annotated[int, options.number("Random orders of patches with equal scores.")] = 3,
     only_correct: Annotated[
-        bool, typer.Option("--only-correct/--all-images", help="Follow correctly classified images only.")
+        bool, typer.Option("--only-correct/--all-images", help="Use correctly classified images only.")
     ] = True,
-    min_probability: Annotated[float, typer.Option(help="Of the whole image.")] = 0.1,
+    min_probability: Annotated[
+        float, typer.Option(help="Skip images whose predicted class has a lower probability.")
+    ] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of images and orders.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),
@@ -41,9 +43,10 @@ def quality(
     """Measure the quality of attention maps: patch removal (MoRF, LeRF) and agreement with boxes.
 
     Models whose names differ in a final -SEED are one model trained several times: the tables give their mean and
-    deviation. The same command continues an interrupted run.
+    deviation. The same command continues an interrupted run. The model must have the classes of the data; to try it,
+    train one on generated shapes first (minutes on a CPU): infsa train --out runs/shapes.
 
-    Example: infsa quality -m softmax-0.safetensors -m softmax-1.safetensors --data npz:shard.npz --fill mean
+    Example: infsa quality --model runs/shapes --data shapes --limit 50
     """
     from ..evaluate import Boxes, Removal, study_quality
     from ..evaluate.summary import NORMALISATIONS
@@ -55,7 +58,7 @@ def quality(
     chosen = tuple(methods or ["last"])
     checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
     common: dict[str, Any] = {
-        "levels": levels, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct,
+        "levels": steps, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct,
         "min_probability": min_probability, "seed": seed,
     }  # fmt: skip
     with usage():
@@ -63,7 +66,7 @@ def quality(
     console = Console(quiet=as_json)
     summary = options.run_study(
         study_quality, models, data, split, removals, Boxes(methods=chosen, seed=seed), console=console, device=device,
-        out=out, images=images, normalise=normalise,
+        out=out, images=limit, normalise=normalise,
     )  # fmt: skip
     files = [write_json(summary, out / "quality.json"), *draw_quality(summary, out)]
     options.print_json({**summary, "files": files}, as_json)

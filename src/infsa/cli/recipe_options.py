@@ -41,6 +41,11 @@ def comments() -> dict[str, str]:
     return dict(found)
 
 
+def sentence(text: str) -> str:
+    """A comment as a help text."""
+    return text[:1].upper() + text[1:] + "." if text else ""
+
+
 def sections() -> dict[str, str]:
     """The heading above every field in the source: the panel of its option in the help."""
     panel, panels = "", {}
@@ -53,11 +58,11 @@ def sections() -> dict[str, str]:
 
 
 def default_of(name: str) -> str:
-    """What a field is without the option: one value, or that of every recipe where they differ."""
+    """What a field is without the option: one value, or each recipe's where they differ; "" if it is empty."""
     values = {recipe: _written(getattr(fields, name)) for recipe, fields in RECIPES.items()}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
-    return ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+    return ", ".join(f"{recipe}: {value}" for recipe, value in values.items() if value)
 
 
 def format_of(kind: Any) -> str | None:
@@ -75,7 +80,7 @@ def _written(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value) or "none"
+    return str(value)
 
 
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,8 +94,8 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         kind = hints[field.name]
         option = typer.Option(
-            help=help_texts[field.name] or None, rich_help_panel=panels[field.name],
-            show_default=default_of(field.name), metavar=format_of(kind),
+            help=sentence(help_texts[field.name]) or None, rich_help_panel=panels[field.name],
+            show_default=default_of(field.name) or False, metavar=format_of(kind),
         )  # fmt: skip
         shown: Any = kind if kind in (int, float, bool) else str
         annotation = Annotated[shown | None, option]

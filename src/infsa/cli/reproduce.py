@@ -20,26 +20,29 @@ SCALES = ("small", "full")
 def reproduce(
     targets: Annotated[list[str] | None, typer.Argument(help="table1, fig-markov, ...; all if none is named.")] = None,
     scale: Annotated[
-        str, typer.Option(help="small: committed results and this CPU; full: measure again what needs a GPU.")
+        str, typer.Option(help="small: judge the stored results; full: run the benchmarks (GPU) first.")
     ] = "small",
     results: Annotated[
-        Path | None, typer.Option(help="Folder of result files.", show_default="the committed ones")
+        Path | None, typer.Option(help="Folder of result files.", show_default="the stored ones")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for computed numbers and the ledger.")] = Path("runs/reproduce"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; for --scale full.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the computed numbers and the verdicts (ledger.json).")] = Path(
+        "runs/reproduce"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; for --scale full.")] = "auto",
     budget: Annotated[
-        float | None, typer.Option(help="Seconds for --scale full; the same command goes on.", show_default="no limit")
+        float | None,
+        typer.Option(help="Seconds for --scale full; the same command continues.", show_default="no limit"),
     ] = None,
     document: Annotated[
-        bool, typer.Option("--document", help="Write ledger.json among the results and docs/reproduction.md.")
+        bool, typer.Option("--document", help="Write ledger.json beside the results, and docs/reproduction.md.")
     ] = False,
     plan: Annotated[bool, typer.Option("--list", help="Print the targets and what they need, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
 ) -> None:
-    """Hold the paper's tables and figures against what was measured here.
+    """Compare the paper's claims with our measurements, with a verdict each.
 
     Every claim gets the paper's value, ours, the conditions, and a verdict that follows from the numbers, with its
-    reason.
+    reason. All targets together take some minutes on a CPU.
 
     Example: infsa reproduce fig-markov table-alignment
     """

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import at_least, chosen_device
+from .options import SOURCE, Device, Json, at_least, chosen_device, chosen_model
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _at_least_0: Any = checked(_check_number)
 def stream(
     image: Annotated[Path, typer.Argument(help="A .npy, JPEG, PNG, WebP, GIF, TIFF, whole-slide or Zarr image.")],
     model: Annotated[
-        str, typer.Option("--model", "-m", help=".safetensors file, saved folder or shipped model; Linear InfSA.")
+        str, typer.Option("--model", "-m", help=f"{SOURCE}; must use Linear-InfSA.")
     ] = "infvit_linear_tiny",
     tile: Annotated[
         int | None,
@@ -91,16 +91,14 @@ def stream(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="All that the process may hold, such as 2GiB.",
+            help="Memory limit of the process, such as 2GiB.",
             show_default="no limit",
             callback=checked(_check_memory),
         ),
     ] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(
-            help="All that may be held on the GPU.", show_default="what is free", callback=checked(_check_memory)
-        ),
+        typer.Option(help="Memory limit on the GPU.", show_default="what is free", callback=checked(_check_memory)),
     ] = None,
     strategy: Annotated[
         str, typer.Option(help="auto, recompute or spill.", callback=_one_of("auto", "recompute", "spill"))
@@ -108,19 +106,23 @@ def stream(
     scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
     level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.", callback=at_least(0))] = 0,
     series: Annotated[
-        int | None, typer.Option(help="Image of a TIFF with several; the first.", callback=_at_least_0)
+        int | None, typer.Option(help="Image within a multi-image TIFF.", show_default="first", callback=_at_least_0)
     ] = None,
     page: Annotated[
         int | None,
-        typer.Option(help="Page of that image, or of the file; frame of a GIF or WebP.", callback=_at_least_0),
+        typer.Option(
+            help="Page of that image, or of the file; frame of a GIF or WebP.",
+            show_default="first",
+            callback=_at_least_0,
+        ),
     ] = None,
     bands: Annotated[
         str | None,
-        typer.Option(help="Channels to take, such as 0,1,2; all.", callback=checked(_check_bands)),
+        typer.Option(help="Channels to take, such as 0,1,2.", show_default="all", callback=checked(_check_bands)),
     ] = None,
     on_error: Annotated[
         str,
-        typer.Option(help="raise, or skip to mask tiles out that cannot be read.", callback=_one_of("raise", "skip")),
+        typer.Option(help="raise, or skip: mask out tiles that cannot be read.", callback=_one_of("raise", "skip")),
     ] = "raise",
     map_file: Annotated[
         Path | None,
@@ -138,23 +140,23 @@ def stream(
         ),
     ] = None,
     region_count: Annotated[
-        int | None, typer.Option(help="Most regions.", show_default="50", callback=checked(_check_count))
+        int | None, typer.Option(help="Maximum number of regions.", show_default="50", callback=checked(_check_count))
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Let --map, --regions and --code replace files of another kind.")
+        bool, typer.Option("--overwrite", help="Replace any existing output, not only an older map or code.")
     ] = False,
-    state: Annotated[Path | None, typer.Option(help="File from which a killed job goes on.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Checkpoint file; the same command continues from it.")] = None,
     save_every: Annotated[
         float | None,
         typer.Option(
-            help="Least seconds between two savings of --state.", show_default="30", callback=checked(_check_seconds)
+            help="Minimum seconds between saves of --state.", show_default="30", callback=checked(_check_seconds)
         ),
     ] = None,
     estimate: Annotated[
         float | None,
         typer.Option(
-            help="Only estimate, from this share of the tiles at random, with an interval.",
+            help="Estimate the logits, with intervals, from this share of the tiles, drawn at random.",
             callback=checked(_check_share),
         ),
     ] = None,
@@ -162,20 +164,21 @@ def stream(
         int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(_check_seed))
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Say what will be kept where, and what the time was spent on.")
+        bool, typer.Option("--profile", help="Print the plan, and at the end what the time was spent on.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Print the tiles and where tokens would be kept, and stop.")
+    ] = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
-    """Run a Linear InfViT on an image of any size, exactly, in bounded memory.
+    """Run a Linear-InfSA model on an image of any size, exactly, in bounded memory.
 
-    Sides that are no multiple of the patch are padded. --estimate looks at a part of the image only and gives each
-    logit a 90 % interval.
+    Sides that are no multiple of the patch are padded. --estimate reads a part of the image only and gives each logit a
+    90 % interval.
 
     Example: infsa stream orion.jpg --memory 2GiB --map orion-map.tif
     """
-    from ..evaluate.subjects import load_model
-
     if seed is not None and estimate is None:
         raise typer.BadParameter("--seed goes with --estimate")
     if save_every is not None and state is None:
@@ -185,13 +188,14 @@ def stream(
     rule = {name: value for name, value in (("share", region_share), ("count", region_count)) if value is not None}
     if rule and regions is None:
         raise typer.BadParameter(f"--region-{next(iter(rule))} goes with --regions")
-    loaded = load_model(model, chosen_device(device))
+    loaded = chosen_model(model, chosen_device(device))
     loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
     console = Console(quiet=as_json, stderr=True)
     choice = {"level": level, "series": series, "page": page, "bands": _bands(bands)}
     if estimate is not None:
         given: dict[str, Any] = {"--map": map_file, "--regions": regions, "--code": code, "--state": state}
         given |= {"--scratch": scratch, "--device-memory": device_memory, "--profile": profile or None}
+        given |= {"--plan": plan_only or None}
         for name, value in given.items():
             if value is not None:
                 raise typer.BadParameter(f"--estimate does not go with {name}")
@@ -217,6 +221,12 @@ def stream(
         }
         if save_every is not None:
             options["save_every"] = save_every
+        if plan_only:
+            _, planned = _planned(loaded, image, options)
+            typer.echo(
+                json.dumps({"image": str(image), "model": model, "plan": planned}, indent=1) if as_json else planned
+            )
+            return
         with _warnings_in_one_line():
             record = _stream(loaded, image, console, options, profile)
     if as_json:
@@ -236,16 +246,23 @@ def _warnings_in_one_line() -> "Iterator[None]":
         yield
 
 
-def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, Any], profile: bool) -> dict[str, Any]:
+def _planned(model: "InfViT", image: Path, options: dict[str, Any]) -> tuple[Any, str]:
+    """The opened image, whose options are taken from ``options``, and the plan of its stream."""
     from ..streaming import open_source, plan_stream
+
+    source = open_source(image, **{name: options.pop(name) for name in ("level", "series", "page", "bands")})
+    named = ("tile", "strategy", "memory", "device_memory", "scratch")
+    return source, str(plan_stream(model, source, **{name: options[name] for name in named}))
+
+
+def _stream(model: "InfViT", image: Path, console: Console, options: dict[str, Any], profile: bool) -> dict[str, Any]:
     from ..streaming import stream as run
 
     began = time.perf_counter()
     source: Any = image
     if profile:
-        source = open_source(image, **{name: options.pop(name) for name in ("level", "series", "page", "bands")})
-        named = ("tile", "strategy", "memory", "device_memory", "scratch")
-        typer.echo(plan_stream(model, source, **{name: options[name] for name in named}), err=True)
+        source, planned = _planned(model, image, options)
+        typer.echo(planned, err=True)
     with _bar(console) as report:
         result = run(model, source, progress=report, **options)
     height, width = result.code.size

@@ -20,7 +20,11 @@ BARS = "▁▂▃▄▅▆▇█"
 @with_recipe_options
 def train(
     recipe: Annotated[
-        str | None, typer.Option(help="finetune (the default with --init), tiny (without), deit or paper.")
+        str | None,
+        typer.Option(
+            help="finetune, tiny, deit or paper; finetune without --init starts from infvit_linear_tiny.",
+            show_default="finetune with --init, tiny without",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with fields of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
@@ -31,7 +35,11 @@ def train(
         bool, typer.Option("--accept-new-data", help="With --resume: continue although the images have changed.")
     ] = False,
     stem: Annotated[
-        str | None, typer.Option(help="patch, or conv: a convolutional stem that sees neighbouring patches.")
+        str | None,
+        typer.Option(
+            help="patch, or conv: a convolutional stem that sees neighbouring patches.",
+            show_default="patch, or that of --init",
+        ),
     ] = None,
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")] = None,
     data_option: Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")] = None,

@@ -151,6 +151,8 @@ class Network:
             return self.config["input_size"][2], self.config["input_size"][1]
         if side == "native":
             return -(-width // columns) * columns, -(-height // rows) * rows
+        if side == "model":
+            side = min(self.config["input_size"][1:])
         return input_size((width, height), (rows, columns), int(side))
 
     def needed(self, width: int, height: int) -> float:

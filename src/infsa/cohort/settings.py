@@ -16,7 +16,8 @@ class Settings:
 
     Args:
         resolution: ``"native"`` for the whole image as it is, padded to whole patches; ``"crop"`` for the centre, as
-            the model was validated; a number for the whole image with as many pixels as a square of that side.
+            the model was validated; ``"model"`` for the whole image with as many pixels as the model was made for; a
+            number for the whole image with as many pixels as a square of that side.
         embedding: ``"class"`` (the class token), ``"pooled"`` (the patch tokens, pooled as the model does it, or
             averaged if it reads its class token) or ``"both"``; by default the class token where there is one.
         maps: keep the attention map too.
@@ -43,8 +44,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         side = self.resolution
-        if side not in ("native", "crop") and (isinstance(side, str | bool) or side < 1):
-            raise ValueError(f"resolution must be native, crop or a number of pixels, got {side!r}")
+        if side not in ("crop", "model", "native") and (isinstance(side, str | bool) or side < 1):
+            raise ValueError(f"resolution must be crop, model, native or a number of pixels, got {side!r}")
         if self.embedding is not None:
             check_choice("embedding", self.embedding, EMBEDDINGS)
         check_choice("dtype", self.dtype, DTYPES)

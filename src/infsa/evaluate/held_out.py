@@ -1,6 +1,9 @@
-"""What a run left beside its model: the data it was trained on, and the images it never saw."""
+"""What a run left beside its model: the data it was trained on, the images it never saw, and how far it came."""
 
+import json
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,40 @@ def run_of(model: str | Path) -> Path | None:
     """The folder of the run that a saved model belongs to, or that is given for it, or None."""
     place = Path(model).resolve()
     return next((folder for folder in (place, *place.parents[:3]) if (folder / "recipe.json").is_file()), None)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A training run that was interrupted, or still runs: where it is, how far it is, its best model so far."""
+
+    folder: Path
+    epoch: float
+    epochs: int
+    best: Path | None
+
+    def __str__(self) -> str:
+        far = f"{self.folder} holds an unfinished run (epoch {self.epoch:.3g} of {self.epochs})"
+        then = f"infsa train --resume --out {self.folder} continues it"
+        return f"{far} without a validated model; {then}" if self.best is None else f"{far}: taking {self.best}; {then}"
+
+
+def unfinished(model: str | Path) -> Unfinished | None:
+    """The run that a folder holds, or that a missing folder ``RUN/model`` belongs to, if it has no model yet."""
+    path = Path(model)
+    run = path.parent if path.name == "model" and not path.exists() else path
+    if not (run / "recipe.json").is_file() or (run / "model").exists():
+        return None
+    best = run / "checkpoints" / "best"
+    return Unfinished(run, _reached(run), read_json(run / "recipe.json")["epochs"], best if best.is_dir() else None)
+
+
+def _reached(run: Path) -> float:
+    """The epoch of the last whole line of a run's log."""
+    log = run / "log.jsonl"
+    for line in reversed(log.read_text(encoding="utf-8").splitlines() if log.is_file() else []):
+        with suppress(ValueError):  # the run is writing it
+            return float(json.loads(line)["epoch"])
+    return 0.0
 
 
 def held_out_by(model: str | Path, data: str) -> list[str]:

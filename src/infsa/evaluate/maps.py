@@ -21,6 +21,7 @@ from ..data.tasks import Tasks, read_tasks
 from ..data.transforms import RESAMPLING, normalised, normalised_values
 from ..machine import available, show_bytes
 from ..models import InfViT
+from ..models.infvit import not_an_infvit
 from ..models.maps import METHODS, Reading, logits_and_maps
 from ..ops.checks import check_choice
 
@@ -193,9 +194,10 @@ class Explanation:
     size: tuple[int, int]  # width and height that the model saw
     predictions: list[tuple[str, float]]  # the five likeliest classes with their probabilities
     method: str
+    picture: Image.Image  # the part of the image that the model saw
 
     def summary(self) -> dict[str, Any]:
-        """All but the map, as plain data."""
+        """All but map and picture, as plain data."""
         return {
             "predictions": [{"class": name, "probability": value} for name, value in self.predictions],
             "input_size": list(self.size),
@@ -231,7 +233,7 @@ def explain(
     side: int | str = "model",
     seed: int = 0,
 ) -> Explanation:
-    """The map and the prediction of a model for one RGB image of any size, not cropped.
+    """The map and the prediction of a model for one RGB image of any size.
 
     Args:
         model: in eval mode.
@@ -239,8 +241,9 @@ def explain(
         method: see :meth:`InfViT.attention_maps`, as for ``layer``, ``head`` and ``seed``.
         layer: the block to read.
         head: one head, or None for their mean.
-        side: how large the model sees the image: ``"model"`` for as many pixels as it was made for, ``"native"`` for
-            the image's own, or the side of a square of so many. Both sides are brought to multiples of the patch.
+        side: how large the model sees the image: ``"crop"`` for the centre, as accuracy is measured; or the whole
+            image, ``"model"`` for as many pixels as the model was made for, ``"native"`` for the image's own, a number
+            for the side of a square of so many. Both sides of a whole image are brought to multiples of the patch.
         seed: of ``method="random"``.
 
     Example:
@@ -248,15 +251,19 @@ def explain(
         >>> explain(model, Image.new("RGB", (640, 480), "navy")).map.shape
         (7, 9)
     """
-    if side not in ("model", "native") and (isinstance(side, str) or side < 1):
-        raise ValueError(f"side must be 'model', 'native' or a number of pixels, got {side!r}")
+    if not isinstance(model, InfViT):
+        raise not_an_infvit(model, "explain")
+    if side not in ("crop", "model", "native") and (isinstance(side, str) or side < 1):
+        raise ValueError(f"side must be 'crop', 'model', 'native' or a number of pixels, got {side!r}")
     check_methods([method])
-    size = View(model, side).size(image.size)
+    view = View(model, side)
+    size = view.size(image.size)
     check_memory(model, size, method)
     with torch.inference_mode():
-        batch = model_input(model, image, size)
+        pixels, picture = view(image)
+        batch = pixels[None].to(next(model.parameters()).device)
         logits, maps = logits_and_maps(model, batch, Reading(method, layer, head, seed=seed))
-    return Explanation(maps[0].float().cpu().numpy(), size, likeliest(model, logits)[0], method)
+    return Explanation(maps[0].float().cpu().numpy(), size, likeliest(model, logits)[0], method, picture)
 
 
 def check_memory(model: InfViT, size: tuple[int, int], method: str) -> None:

@@ -43,7 +43,10 @@ def study_quality(
     for subject in subjects:
         model, (name, dataset) = subject.load(device), data[subject.name]
         if len(dataset.classes) != model.num_classes:
-            raise ValueError(f"{subject.name} knows {model.num_classes} classes, {name} has {len(dataset.classes)}")
+            raise ValueError(
+                f"{subject.name} knows {model.num_classes} classes, {_shown(name)} has {len(dataset.classes)}: train a "
+                "model on these data (infsa train), or name data with the model's classes"
+            )
         patches = model.patch_embed.num_patches
         removed = {
             removal.fill: summarise_removal(plan.records(subject, model, removal, removal.fill), patches, normalise)
@@ -112,6 +115,12 @@ class _Plan:
         measure(model, dataset, indices, results, settings, progress)
         chosen = set(indices)
         return sorted((record for record in results.records if record["index"] in chosen), key=lambda r: r["index"])
+
+
+def _shown(name: str) -> str:
+    """A source and its split, as in ``shapes (val)``."""
+    source, _, split = name.rpartition("/")
+    return f"{source.removesuffix(':')} ({split})" if source else name
 
 
 def _grouped(runs: dict[str, Summary], settings: Mapping[str, Any], device: torch.device | str) -> Summary:

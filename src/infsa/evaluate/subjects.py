@@ -10,7 +10,9 @@ from ..conversion import as_infvit, load_converted
 from ..models import InfViT, create_model, list_models
 from ..models.folder import DEFAULT_ARCHITECTURE
 from ..models.header import read_header
+from ..models.presets import SHIPPED
 from ..models.weights import read_saved, weight_file
+from .held_out import unfinished
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def _stem(path: Path) -> str:
 def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT:
     """A model by its name, with the weights shipped for it, or from saved weights, in eval mode.
 
-    A file of :func:`infsa.conversion.save_converted` counts if :func:`infsa.conversion.as_infvit` takes its model.
+    The folder of a training run stands for its model; before the run has ended, for its best checkpoint. A file of
+    :func:`infsa.conversion.save_converted` counts if :func:`infsa.conversion.as_infvit` takes its model.
 
     Example:
         >>> load_model("infvit_pure_tiny").attention
@@ -66,8 +69,12 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
     """
     if str(source) in list_models():
         return create_model(str(source), pretrained=True).eval().to(device)
+    if run := unfinished(source):
+        if run.best is None:
+            raise ValueError(str(run))
+        source = run.best
     if not Path(source).exists():
-        raise FileNotFoundError(f"no model called {source} and no weights there; models: {', '.join(list_models())}")
+        raise FileNotFoundError(f"no model called {source} and no weights there; shipped models: {', '.join(SHIPPED)}")
     if "conversion" in read_header(weight_file(source)).texts:
         return as_infvit(load_converted(source)).eval().to(device)
     _, arguments = read_saved(source)

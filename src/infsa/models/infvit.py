@@ -181,3 +181,10 @@ def init_xavier(blocks: nn.Module, output_scale: float) -> None:
             nn.init.xavier_uniform_(part, gain=output_scale if name == "proj" else 1.0)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def not_an_infvit(model: object, caller: str) -> TypeError:
+    """The error of a function that takes nothing but an InfViT; it says how a timm ViT becomes one."""
+    kind = type(model).__name__
+    hint = "; infsa.conversion.as_infvit makes one of a converted plain ViT" if kind == "VisionTransformer" else ""
+    return TypeError(f"{caller} takes an InfViT, got {kind}{hint}")

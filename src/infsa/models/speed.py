@@ -26,7 +26,7 @@ from .blocks import Block, Context
 from .embedding import embed
 from .fp8 import check_fp8
 from .graphs import Graphs, Snapshot
-from .infvit import InfViT
+from .infvit import InfViT, not_an_infvit
 from .tokenwise import RowNorm, add_mlp, is_plain_mlp, is_plain_norm
 
 MANY, BLOCK = 16, 128  # images that share a weight's read, tokens in the largest block of a kernel
@@ -53,7 +53,7 @@ def fast(
         torch.Size([2, 10])
     """
     if not isinstance(model, InfViT):
-        raise TypeError(f"fast takes an InfViT, got {type(model).__name__}")
+        raise not_an_infvit(model, "fast")
     other = next((type(block).__name__ for block in model.blocks if not isinstance(block, Block)), None)
     if other is not None:
         raise ValueError(f"fast takes models of attention and MLP (mlla_block=False), got blocks of type {other}")

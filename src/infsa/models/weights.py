@@ -51,7 +51,7 @@ def weight_file(path: str | Path) -> Path:
     if path.is_dir() and (path / f"{WEIGHTS}.index.json").is_file():
         raise ValueError(f"the weights in {path} are split into several files; save them with a larger max_shard_size")
     if not file.is_file():
-        raise FileNotFoundError(f"no weights at {file}")
+        raise FileNotFoundError(f"no {WEIGHTS} in {path}" if path.is_dir() else f"no weights at {path}")
     if file.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {file.name}")
     if file is not path:

@@ -10,7 +10,7 @@ from ..bench.cases import VARIANTS
 from ..bench.scaling import finished, median
 from .bench_curves import growth, latencies, memories, speedups
 from .bench_style import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
-from .bench_tables import in_order
+from .bench_tables import in_order, label_of
 from .figures import BLUE, GREY, INK, ORANGE
 from .quality_figures import GREEN, PINK
 from .training import tidy
@@ -60,7 +60,7 @@ def _bars(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None],
         if height is not None:
             axes.barh(place, height, color=COLOURS[name_of(row)])
             axes.text(height, place, f" {height:.3g}", va="center", fontsize=8, color=INK)
-    axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [label_of(row) for row in rows], fontsize=8)
     axes.margins(x=0.15)
     axes.set_title(title, fontsize=10)
     tidy(axes)
@@ -105,7 +105,7 @@ def tiers(content: Content) -> Figure | None:
         marker, size = ("*", 11) if name_of(row).startswith("infsa") else ("o", 7)
         axes.plot(*place, marker, color=TIER_COLOURS[tier], ms=size)
         height = (index + 0.5) / len(rows)  # names in a column, so that none hides another
-        axes.annotate(row["label"], place, (1.04, height), textcoords="axes fraction", fontsize=8, va="center",
+        axes.annotate(label_of(row), place, (1.04, height), textcoords="axes fraction", fontsize=8, va="center",
                       arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.6})  # fmt: skip
     logarithmic(axes.xaxis, axes.yaxis)
     axes.set(xlabel="joules per image, measured", ylabel="images per second")

@@ -66,6 +66,11 @@ def timed_groups(content: Content) -> dict[str, list[Row]]:
     return {name: in_order(rows) for name, rows in groups.items()}
 
 
+def label_of(row: Row) -> str:
+    """What a reader calls the mechanism of a row."""
+    return VARIANTS[row["case"]["mechanism"]].label
+
+
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows in the order of VARIANTS."""
     order = list(VARIANTS)
@@ -76,7 +81,7 @@ def group_table(rows: Sequence[Row]) -> Table:
     """One group: time, throughput, memory, energy and multiply-adds of each mechanism."""
     columns = ["mechanism", "ms", "images/s", "GiB", "J/image", "GMAC", "Mparam"]
     lines = [
-        [row["label"], latency(row), number(row.get("images_per_s")), gibibytes(row.get("peak_bytes")), energy(row),
+        [label_of(row), latency(row), number(row.get("images_per_s")), gibibytes(row.get("peak_bytes")), energy(row),
          number(row.get("macs"), scale=1e-9), number(row.get("parameters"), 4, 1e-6)]
         for row in rows
     ]  # fmt: skip
@@ -98,7 +103,7 @@ def slope_table(rows: Sequence[Row]) -> Table:
         if found is None:
             continue
         claimed = f"O({row['tier']}): {CLAIMED[row['tier']]:.0f}"
-        cells = [row["label"], claimed, *map(interval, (found, ends[name], memories.get(name))), str(found.points)]
+        cells = [label_of(row), claimed, *map(interval, (found, ends[name], memories.get(name))), str(found.points)]
         lines.append(cells)
     return Table(
         ["mechanism", "claimed", "time exponent", f"{LARGEST} largest sizes", "memory exponent", "sizes"], lines
@@ -115,7 +120,7 @@ def limit_table(content: Content) -> Table:
     lines = []
     for row in in_order(row for row in content["rows"].values() if row["case"].get("limit")):
         found = row.get("limit")
-        name = [row["label"], row["config"], row["case"]["mode"]]
+        name = [label_of(row), row["config"], row["case"]["mode"]]
         if found is None:
             lines.append([*name, NONE, NONE, reason(row), NONE, NONE])
             continue

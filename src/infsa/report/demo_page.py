@@ -185,8 +185,8 @@ def speed_section(timing: dict[str, Any]) -> Section:
         f"{tokens[-1] / tokens[0]:.0f} times the tokens cost {growth[linear]:.0f} times the time with {linear}, and "
         f"{growth[softmax]:.0f} times with {softmax}.",
         "One attention layer of width 128 with 2 heads, inference, one thread of this CPU: the fastest of several "
-        "calls, which other programs disturb least. A sketch, not a benchmark (that is infsa bench). SDPA is PyTorch's "
-        "fused softmax.",
+        "calls, which other programs disturb least. A sketch, not a benchmark (that is infsa bench). Fused softmax is "
+        "PyTorch's.",
         tables=[Table(["mechanism, ms", *(f"N = {n:,}" for n in tokens), "growth"], rows)],
         pictures=[Picture.of(figure, "time of nine mechanisms over the number of tokens")],
     )

@@ -39,7 +39,10 @@ def overlay(image: Image.Image, scores: NDArray[np.float32], opacity: float = OP
 
 
 def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path: str | Path, title: str = "") -> None:
-    """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts."""
+    """Write one picture: the image, and for every model its heatmap above its overlay and what it predicts.
+
+    Maps lie over the part of the image that the model saw.
+    """
     image = scaled(image, min(SHOWN, max(image.size)))
     columns = 1 + len(explanations)
     tall = image.height / image.width
@@ -49,8 +52,9 @@ def draw_panel(image: Image.Image, explanations: Mapping[str, Explanation], path
     grid[1, 0].axis("off")
     for (name, found), (above, below) in zip(explanations.items(), grid.T[1:], strict=True):
         label, probability = found.predictions[0]
-        picture(above, heatmap(found.map, image.size), f"{name}\n{found.map.shape[0]} × {found.map.shape[1]} patches")
-        picture(below, overlay(image, found.map), f"{textwrap.shorten(label, 34)}\n{probability:.0%}")
+        seen = scaled(found.picture, min(SHOWN, max(found.picture.size)))
+        picture(above, heatmap(found.map, seen.size), f"{name}\n{found.map.shape[0]} × {found.map.shape[1]} patches")
+        picture(below, overlay(seen, found.map), f"{textwrap.shorten(label, 34)}\n{probability:.0%}")
     if title:
         figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)

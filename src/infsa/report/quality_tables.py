@@ -108,6 +108,6 @@ def caption(config: Summary) -> str:
     which = "correctly classified images" if first["only_correct"] else "images"
     return (
         f"Percent. Mean ± standard deviation over runs (over images). Removal: {which} with p ≥ "
-        f"{first['min_probability']:g}, {first['levels']} levels, score: {first['score']}. The random order is that of "
+        f"{first['min_probability']:g}, {first['levels']} steps, score: {first['score']}. The random order is that of "
         "the same model; the centre Gaussian does not depend on the image."
     )

@@ -66,6 +66,7 @@ def linear_attention(
     chunk_size: int | None = None,
     eps: float = 1e-6,
     impl: str = "auto",
+    is_causal: bool = False,
 ) -> Tensor:
     """Pool values by token centrality in O(N): h = γ Σ_j a_j v_j, one vector per head.
 
@@ -91,6 +92,7 @@ def linear_attention(
         chunk_size: tokens per chunk.
         eps: ε.
         impl: ``"reference"`` (as written), ``"chunked"`` (recomputes in the backward pass) or ``"auto"``.
+        is_causal: nothing but False, see ``causal``.
 
     Returns:
         (B, H, 1, dv), which broadcasts over the tokens; (B, H, Nq, dv) if ``queries > 1`` or causal, with
@@ -101,6 +103,8 @@ def linear_attention(
         >>> infsa.linear_attention(q, k, v).shape
         torch.Size([1, 64, 1, 16])
     """
+    if is_causal is not False:
+        raise TypeError("linear_attention has no exact causal form, so no is_causal: use causal='chunk' and chunk_size")
     q, k, v = as_autocast(q, k, v)
     check_attention_inputs(q, k, v)
     decay = decay_per_head(gamma, q.shape[1], q)
