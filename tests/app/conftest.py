@@ -7,7 +7,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def address():
-    pytest.importorskip("gradio", reason="gradio is missing, so the page was not served: pip install 'infsa[app]'")
+    pytest.importorskip(
+        "gradio", reason="gradio is missing, so the page was not served: pip install '.[app]' in a checkout"
+    )
     from infsa.app.page import serve
 
     page, address = serve()

@@ -180,4 +180,4 @@ def test_without_gradio_the_command_says_how_to_get_it(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 1
-    assert "pip install 'infsa[app]'" in capsys.readouterr().err
+    assert "pip install '.[app]' in a checkout" in capsys.readouterr().err

@@ -258,7 +258,7 @@ def crossovers():
 
 
 CROSSOVERS = {"crossovers": crossovers}
-FRONT = CROSSOVERS | {
+FRONT = {
     "thirteen-times-unfused": SENTENCES["thirteen-times-unfused"],
     "fused-compiled-four": lambda: (
         SENTENCES["fused-eager-one-and-a-half"]()

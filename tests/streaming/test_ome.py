@@ -114,7 +114,7 @@ def test_ome_zarr_states_its_pixel_size(tmp_path):
 def test_without_tifffile_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(
-        ImportError, match=r"writing map\.ome\.tif needs tifffile: pip install 'infsa\[wsi\]'"
+        ImportError, match=r"writing map\.ome\.tif needs tifffile: pip install '\.\[wsi\]' in a checkout"
     ) as caught:
         infsa.stream(small(), picture(), map=tmp_path / "map.ome.tif")
     assert "\n" not in str(caught.value)

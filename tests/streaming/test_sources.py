@@ -260,7 +260,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", without)
     for name, library in (("image.png", "pyvips"), ("image.tif", "tifffile"), ("image.svs", "openslide")):
         (tmp_path / name).write_bytes(b"")
-        with pytest.raises(ImportError, match=rf"needs {library}.*pip install 'infsa\[wsi\]'"):
+        with pytest.raises(ImportError, match=rf"needs {library}.*pip install '\.\[wsi\]' in a checkout"):
             open_source(tmp_path / name)
 
 

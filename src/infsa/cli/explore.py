@@ -42,7 +42,7 @@ def explore(
     try:
         import gradio  # noqa: F401
     except ImportError as error:
-        raise ImportError("the page needs gradio: pip install 'infsa[app]'") from error
+        raise ImportError("the page needs gradio: pip install '.[app]' in a checkout") from error
     from ..app.page import serve
     from ..evaluate import Subject
 

@@ -118,7 +118,7 @@ def _check_packages(kind: str, model: InfViT) -> None:
         return
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f"ONNX needs the package {missing[0]}: pip install 'infsa[export]'")
+        raise ImportError(f"ONNX needs the package {missing[0]}: pip install '.[export]' in a checkout")
     needed = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if needed > ONNX_LIMIT:
         raise ValueError(f"an ONNX file holds at most 2 GiB, and this model has {needed / 2**30:.1f}; take pt2")

@@ -26,7 +26,7 @@ def _computed(sources: Sources, name: str, compute: Callable[[], dict[str, Any]]
     try:
         return sources.computed(name, {**config, "weights": shipped_digest()}, compute)
     except ImportError as error:
-        raise Unavailable("needs scikit-learn, for its photographs: pip install 'infsa[eval]'") from error
+        raise Unavailable("needs scikit-learn, for its photographs: pip install '.[eval]' in a checkout") from error
 
 
 def sharpness(sources: Sources) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def needed(module: str, package: str, for_what: str, extra: str = "wsi") -> Any:
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ImportError(
-            f"{for_what} needs {package}: pip install 'infsa[{extra}]' (importing {module} failed: {reason})"
+            f"{for_what} needs {package}: pip install '.[{extra}]' in a checkout (importing {module} failed: {reason})"
         ) from error
 
 

@@ -45,4 +45,4 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"training needs the package {error.name}: pip install 'infsa[train]'") from error
+        raise ImportError(f"training needs the package {error.name}: pip install '.[train]' in a checkout") from error
