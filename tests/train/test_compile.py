@@ -3,6 +3,7 @@
 The blocks are traced and differentiated, then run by PyTorch's own operators: generating code takes too long.
 """
 
+import contextlib
 import signal
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from infsa.train import Recipe, list_checkpoints, read_checkpoint, train
 from infsa.train import module as module_file
 from infsa.train.module import build_model
+from infsa.train.recorded import record, uncached, why_not_recorded
 from infsa.train.regions import Regions, compiled_blocks
 from tests.train.helpers import (
     EVERYTHING,
@@ -217,3 +219,57 @@ def test_evaluation_is_not_compiled():
 
 def test_old_recipes_say_true_or_false():
     assert [Recipe().override({"compile": value}).compile for value in (True, False, "auto")] == ["on", "off", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "reason"),
+    [
+        ({}, 1, None),
+        ({}, 2, "several processes"),
+        ({"accumulate": 2}, 1, "2 parts"),
+        ({"grad_checkpointing": True}, 1, "gradient checkpointing"),
+    ],
+)
+def test_which_steps_are_recorded(changes, processes, reason):
+    found = why_not_recorded(tiny(**changes), processes)
+    assert found is None if reason is None else reason in found
+
+
+def test_only_steps_like_the_recorded_one_run_as_a_graph(monkeypatch):
+    model, images = build_model(tiny(), 4), torch.randn(2, 3, 32, 32)
+    expected, replayed = model(images), torch.zeros(2, 4)
+
+    def pretend(model, samples, **_):
+        model.forward = lambda _: replayed
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", pretend)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda _: contextlib.nullcontext())
+    record(model, images)
+    assert model(images) is replayed
+    assert model(images.double().float()) is replayed
+    assert torch.equal(model(images, torch.ones(2, 4, 4, dtype=torch.bool)), expected)
+    assert model(images[:1]).shape == (1, 4)
+    with torch.no_grad():
+        assert torch.equal(model(images), expected)
+    assert torch.equal(model.eval()(images), expected)
+    vars(model).pop("forward")
+    assert torch.equal(model.train()(images), expected)
+
+
+def test_the_cache_of_casts_is_back_after_a_recording():
+    for precision in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        with uncached(precision):
+            assert not torch.is_autocast_cache_enabled()
+        assert torch.is_autocast_cache_enabled()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recorded_steps_are_eager_ones_within_rounding(tmp_path):
+    found = []
+    for name, choice in (("on", "on"), ("again", "on"), ("off", "off")):
+        recipe = tiny(**{**RECIPE, "accumulate": 1, "loader": "resident"}, accelerator="gpu", compile=choice)
+        run = train(recipe, tmp_path / name)
+        found.append(run.notes)
+    assert "recorded a step as CUDA graphs" in found[0][-1]
+    assert_same_run(tmp_path / "on", tmp_path / "again")
+    assert_close_weights(tmp_path / "on", tmp_path / "off")

@@ -27,7 +27,7 @@ CUBE = tl.constexpr(0.044715)
 STEEP = tl.constexpr(-0.75)  # the free coefficient of the cubic kernel, as in torch.nn.functional.interpolate
 COUNTS = ["rows", "first", "tokens", "height", "width", "length"]
 
-ROWS = 2  # tokens that one program normalises
+ROWS = 2  # tokens of one image that one program normalises
 PATCHES = 8  # that one program unfolds
 PIXELS = 1024  # of a patch, at most, per program
 COLUMNS, CHANNELS = 64, 128  # patches and channels of one program that adds positions
@@ -83,31 +83,34 @@ def norm_kernel(
 ):
     """LN(x + added + offset + row) of tokens first, first + 1, ...; x becomes x + added.
 
-    All tokens of an image share an offset and a row. Its first token writes the next offset, offset + row + bias.
+    All tokens of an image share an offset and a row. Its first token writes the next offset, offset + row + bias. The
+    tokens of a program belong to one image: in a batch of several it takes one token.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start = tl.program_id(0) * ROWS
+    row = start + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     known = column < DIM
     inside = (row < rows)[:, None] & known[None, :]
     spot = wide(row)[:, None] * DIM + column[None, :]
-    image = wide((first + row) // tokens)[:, None] * DIM + column[None, :]
+    image = wide((first + start) // tokens) * DIM + column
     x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
-    shared = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    shared = tl.zeros([BLOCK], dtype=tl.float32)
     if OFFSET:
-        shared += tl.load(offset_ptr + image, mask=inside, other=0.0)
+        shared += tl.load(offset_ptr + image, mask=known, other=0.0)
     if ROW:
-        shared += tl.load(row_ptr + image, mask=inside, other=0.0).to(tl.float32)
+        shared += tl.load(row_ptr + image, mask=known, other=0.0).to(tl.float32)
     if ADDED:
         x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
         tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
     if NEXT:
-        following = shared
-        if BIASED:
-            following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)[None, :]
-        tl.store(next_ptr + image, following, mask=inside & ((first + row) % tokens == 0)[:, None])
-    x += shared
+        if (first + start) % tokens == 0:
+            following = shared
+            if BIASED:
+                following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
+            tl.store(next_ptr + image, following, mask=known)
+    x += shared[None, :]
     centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
     y = centred * scale[:, None] * gain[None, :] + shift[None, :]

@@ -50,7 +50,7 @@ class RowNorm:
             sizes = {
                 "DIM": self.dim,
                 "BLOCK": padded(self.dim),
-                "ROWS": ROWS if self.dim <= 2048 else 1,
+                "ROWS": ROWS if self.dim <= 2048 and x.shape[0] == 1 else 1,
                 "ADDED": added,
             }
             names = ("OFFSET", "ROW", "BIASED", "NEXT")
@@ -135,7 +135,7 @@ def add_mlp(
     inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, **sums)
     outer = None if following is None else RowNorm(following, x, added=fp8, offset=after)
     weights = [round_rows(layer.weight) for layer in (mlp.fc1, mlp.fc2)] if fp8 else []
-    for group in chunks(flat.shape[0], chunk * (2 if fp8 else 4)):
+    for group in chunks(flat.shape[0], chunk * (8 if fp8 else 4)):
         rows, found = flat[group], None
         normal = inner(rows, group.start, None if added is None else added[group])
         if fp8:

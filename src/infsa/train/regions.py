@@ -1,5 +1,7 @@
 """Compiled blocks for a training run: one compilation for all that are alike, and eager code where there can be none.
 
+On a GPU the steps of one process are then recorded as CUDA graphs.
+
 Only the blocks are compiled. They take nearly all of a step, and compiling one of them takes a fraction of the time
 that the whole model would. Before its first step a run tries a forward and backward pass on that step's images; what it
 changes is put back, so after a failure the run is an eager one from its beginning. Random numbers are drawn as in eager
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 from ..ops.dispatch import untouched
 from .recipe import Recipe
+from .recorded import record, uncached, why_not_recorded
 
 KINDS = 4  # different blocks of a model that are compiled; with more, compiling takes minutes
 PAYS = 1000  # steps of a run from which on "auto" compiles: fewer would save less time than compiling takes
@@ -40,8 +43,7 @@ class Regions(L.Callback):
     """
 
     def __init__(self, recipe: Recipe, total: int, tell: Callable[[str], None], pause: Callable[[float], None]) -> None:
-        self.choice, self.total, self.tell, self.pause = recipe.compile, total, tell, pause
-        self.sharded = recipe.strategy == "fsdp"
+        self.recipe, self.choice, self.total, self.tell, self.pause = recipe, recipe.compile, total, tell, pause
         self._undo = contextlib.ExitStack()
         self._due = recipe.compile != "off"
 
@@ -57,28 +59,41 @@ class Regions(L.Callback):
         model: Any = pl_module.model
         reason = self._avoided(model)
         if reason is None:
-            begin = time.perf_counter()
-            reason = why_not(lambda: self._try(model, batch[0], trainer.precision_plugin.forward_context()))
+            begin, (on_gpu, images) = time.perf_counter(), (pl_module.device.type == "cuda", batch[0])
+            unrecorded = why_not_recorded(self.recipe, trainer.world_size) if on_gpu else "no GPU"
+            plugin = trainer.precision_plugin
+            make = plugin.forward_context if unrecorded else lambda: uncached(plugin.forward_context())
+            reason = why_not(lambda: self._compile(model, images, make()))
+            if reason is None and unrecorded is None:
+                unrecorded = why_not(lambda: self._record(model, images, make()))
             seconds = time.perf_counter() - begin
             self.pause(seconds)
             if not trainer.strategy.reduce_boolean_decision(reason is None, all=True):
                 reason = reason or "another process could not compile"
         if reason is None:
-            self.tell(f"compiled the {len(model.blocks)} blocks in {seconds:.0f} s; --compile off starts at once")
+            done = f"compiled the {len(model.blocks)} blocks"
+            if on_gpu:
+                done += f", no CUDA graphs ({unrecorded})," if unrecorded else " and recorded a step as CUDA graphs"
+            self.tell(f"{done} in {seconds:.0f} s; --compile off starts at once")
         else:
             self._undo.close()
             self.tell(f"not compiled, training runs eagerly: {reason}")
 
-    def _try(self, model: Any, images: Tensor, precision: AbstractContextManager[Any]) -> None:
+    def _compile(self, model: Any, images: Tensor, precision: AbstractContextManager[Any]) -> None:
         self._undo.enter_context(compiled_blocks(model))
         with precision:
             rehearse(model, images)
+
+    def _record(self, model: Any, images: Tensor, precision: AbstractContextManager[Any]) -> None:
+        with precision:
+            record(model, images)
+        self._undo.callback(vars(model).pop, "forward", None)
 
     def _avoided(self, model: Any) -> str | None:
         """Why it is not even tried."""
         if self.choice == "auto" and self.total < PAYS:
             return f"{self.total} steps are too few for it to pay; --compile on compiles"
-        if self.sharded:
+        if self.recipe.strategy == "fsdp":
             return "strategy fsdp gathers the weights of each block in a hook"
         if getattr(model, "readout", "last") != "last":
             return f"readout={model.readout!r} takes its blocks apart"

@@ -174,10 +174,10 @@ def test_the_kernels_of_a_fast_model(fp8, monkeypatch):
         monkeypatch.setattr(module, "kernels_run", lambda x: True)
     model = infsa.create_model("infvit_linear_4l64h_patch16_224", depth=2, num_classes=3, attention="mean")
     quick = infsa.models.fast(model.to(torch.bfloat16).eval(), fp8=fp8, chunk=64, compile=False)
-    for size in ((1, 64, 48), (2, 128, 160)):
+    for size in ((1, 64, 48), (2, 128, 160), (1, 80, 96), (3, 64, 64)):
         quick(torch.zeros(size[0], 3, *size[1:], dtype=torch.bfloat16))
         counted.append(token_kernels._launcher.cache_info().currsize)
-    assert counted[0] == counted[1]
+    assert counted[1] == counted[3]  # known after one image and two
     assert set(found) == {"norm_kernel", "unfold_kernel", "position_kernel"} | ({"round_kernel"} if fp8 else set())
     for name, kernel in found.items():
         assert kernel.metadata.shared <= 1024 * min(KIB.values()), name
