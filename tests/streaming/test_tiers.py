@@ -191,9 +191,11 @@ def test_rooms_are_shared_by_the_layers_of_a_backward_pass():
 
 def test_tiles_on_a_gpu_have_32_to_64_thousand_tokens():
     for patch in ((16, 16), (14, 14), (8, 2)):
-        side = gpu_side(patch, 1, lambda _: 0)
+        side = gpu_side(patch, 1024, 1, lambda _: 0)
         assert 1 << 15 < (side // patch[0]) * (side // patch[1]) <= 1 << 16
-    assert gpu_side((16, 16), 10**6, lambda side: side * side) == 512
+        narrow = gpu_side(patch, 192, 1, lambda _: 0)
+        assert 1 << 17 < (narrow // patch[0]) * (narrow // patch[1]) <= 1 << 18
+    assert gpu_side((16, 16), 1024, 10**6, lambda side: side * side) == 512
 
 
 def test_a_clock_adds_up():

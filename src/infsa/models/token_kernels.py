@@ -105,11 +105,10 @@ def norm_kernel(
         x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
         tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
     if NEXT:
-        if (first + start) % tokens == 0:
-            following = shared
-            if BIASED:
-                following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
-            tl.store(next_ptr + image, following, mask=known)
+        following = shared
+        if BIASED:
+            following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
+        tl.store(next_ptr + image, following, mask=known & ((first + start) % tokens == 0))
     x += shared[None, :]
     centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)

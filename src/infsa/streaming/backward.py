@@ -60,7 +60,7 @@ def stream_backward(
         source: the image; :func:`open_source` chooses a series, a page or bands of one.
         loss: of logits (1, classes), a scalar.
         tile: side of the tiles in pixels; what autograd holds grows with its square. Without it 256 on a CPU, and on a
-            GPU as much as half of its memory takes, up to 65,536 tokens.
+            GPU as much as half of its memory takes, up to 65,536 tokens of width 1024.
         strategy: ``"recompute"`` carries every tile from its pixels up again in each pass; ``"spill"`` keeps the tokens
             of every layer and works on one block at a time; ``"auto"`` spills if that fits.
         memory: all that the process may hold.

@@ -19,7 +19,9 @@ from .spill import FileSpill, Spill, Tiers
 from .upload import RING, pinned_bytes
 
 STRATEGIES = ("auto", "recompute", "spill")
-TOKENS = 1 << 16  # of a tile on a GPU: enough to fill it
+NUMBERS = 1 << 26  # in the tokens of a tile on a GPU: enough to fill it
+MOST_TOKENS = 1 << 18  # of such a tile, however narrow they are
+STEP = 1024  # pixels by which its side grows, as the tiles of files do
 DEVICE_SLACK = 96 << 20  # for the work space of matrix products
 SLACK = 192 << 20  # for what libraries load, allocators keep, and the interpreter touches when it ends
 
@@ -163,7 +165,7 @@ def tile_side(
     device_memory: str | int | None,
     needed: Callable[[int], int],
 ) -> tuple[int, str]:
-    """The side of the tiles, and why: as asked, the usual one, or on a GPU one of up to 65,536 tokens.
+    """The side of the tiles, and why: as asked, the usual one, or on a GPU one whose tokens fill it.
 
     Args:
         model: whose patches and device count.
@@ -178,18 +180,22 @@ def tile_side(
     if device.type != "cuda":
         return usual, "the default on a CPU"
     whole = on_gpu(device)[2] if device_memory is None else parse_bytes(device_memory, "device_memory")
-    side = gpu_side(model.patch_embed.patch_size, whole // 2, needed)
-    return side, "for at most 65,536 tokens and half of the GPU's memory"
+    side = gpu_side(model.patch_embed.patch_size, model.embed_dim, whole // 2, needed)
+    tokens = min(MOST_TOKENS, NUMBERS // model.embed_dim)
+    return side, f"for at most {tokens:,} tokens and half of the GPU's memory"
 
 
-def gpu_side(patch: Sequence[int], limit: int, needed: Callable[[int], int]) -> int:
-    """The largest side of at most 65,536 tokens whose computation fits into a limit, halved until it does.
+def gpu_side(patch: Sequence[int], width: int, limit: int, needed: Callable[[int], int]) -> int:
+    """The side of tiles that fill a GPU with tokens of a width, halved until the computation fits into a limit.
 
     Example:
-        >>> gpu_side((16, 16), 1 << 30, lambda side: 12 * side * side)
+        >>> gpu_side((16, 16), 1024, 1 << 30, lambda side: 12 * side * side)
+        4096
+        >>> gpu_side((8, 8), 192, 1 << 30, lambda side: 12 * side * side)
         4096
     """
-    side = math.isqrt(TOKENS * patch[0] * patch[1])
+    side = math.isqrt(min(MOST_TOKENS, NUMBERS // width) * patch[0] * patch[1])
+    side -= side % STEP if side > STEP else 0
     while side > max(patch) and needed(side) > limit:
         side //= 2
     return side

@@ -102,7 +102,7 @@ def stream(
         source: floating (C, H, W) tensors and arrays are model input; uint8 and uint16 arrays (H, W[, C]) and files
             (``.npy``, JPEG, PNG, WebP, GIF, TIFF, whole slides, Zarr) are normalised with the model's mean and std.
         tile: side of the tiles in pixels, rounded down to whole patches. The result does not depend on it. Without it
-            1024 on a CPU, and on a GPU a side of up to 65,536 tokens.
+            1024 on a CPU, and on a GPU a side of up to 65,536 tokens of width 1024, or 262,144 narrow ones.
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
             between passes, in the GPU's memory, then in that of the host, then in a file under ``scratch``;
             ``"auto"`` keeps what fits.
