@@ -108,7 +108,7 @@ def norm_kernel(
         following = shared
         if BIASED:
             following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
-        tl.store(next_ptr + image, following, mask=known & ((first + start) % tokens == 0))
+        tl.store(next_ptr + image, following, mask=column < tl.where((first + start) % tokens == 0, DIM, 0))
     x += shared[None, :]
     centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
