@@ -35,6 +35,8 @@ ATTENTION = {"q": nn.Linear, "v": nn.Linear, "proj": nn.Linear}
 LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 GELU_BACKWARD = torch.ops.aten.gelu_backward.grad_input
 
+MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what they have read, and more would be held
+
 Tensors = Sequence[Any]  # x, then what ``_parameters`` returns; None for those that a block does not have
 
 
@@ -51,31 +53,36 @@ class Options(NamedTuple):
 
 def run_whole(block: Any, x: Tensor) -> Tensor | None:
     """What a block makes of all its tokens x (B, N, D); None where its modules have to be called one by one."""
-    made = _made_of(block)
-    if made is None or is_in_torch_dispatch_mode() or transformed() or type(x) is not Tensor:
+    if (
+        type(x) is not Tensor
+        or torch.is_autocast_enabled(x.device.type)
+        or is_in_torch_dispatch_mode()
+        or transformed()
+    ):
+        return None
+    made = None if x.shape[1] <= FEW_TOKENS and x.dtype != torch.float32 else _made_of(block)
+    if made is None:
         return None
     tensors, options, impl = made
-    cast = torch.is_autocast_enabled(x.device.type)
+    learning = torch.is_grad_enabled() and (x.requires_grad or any(y is not None and y.requires_grad for y in tensors))
     alike = all(y is None or (type(y) is nn.Parameter and y.dtype is x.dtype) for y in (*tensors[:8], *tensors[9:]))
-    if cast or not alike or x.dim() != 3 or (x.shape[1] <= FEW_TOKENS and x.dtype != torch.float32):
+    if not alike or not (learning or x.numel() <= MOST):
         return None
-    gamma = options.gamma if tensors[8] is None else tensors[8]
-    projections = tensors[2:8]
+    gamma, projections = options.gamma if tensors[8] is None else tensors[8], tensors[2:8]
     chosen = choose_linear(impl, x, lambda: fused_limit(x, projections, options.heads, gamma, {}))
     if chosen != "fused":
         return None
     from ..ops.linear import fused  # needs Triton
-    from ..ops.triton.layout import on_device
 
     given = (x.contiguous(), *tensors)
-    plan = fused.plan_for(
-        (x, *projections, tensors[8]), None, options.heads, options.activation, options.eps, options.gamma
-    )
-    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in given):
+    sizes = (options.heads, options.activation, options.eps, options.gamma)
+    plan = fused.plan_for((x, *projections, tensors[8]), None, *sizes)
+    if learning:
         found: Tensor = _Whole.apply(*given, plan, options)
         return found
-    with fused.autocast_off(x), on_device(x):
-        return _forward(plan, options, given)[0]  # type: ignore[no-any-return]
+    with fused.on_device(x):
+        found, *_ = _forward(plan, options, given)
+    return found
 
 
 def _made_of(block: Any) -> tuple[tuple[Any, ...], Options, str] | None:
@@ -84,7 +91,8 @@ def _made_of(block: Any) -> tuple[tuple[Any, ...], Options, str] | None:
     attn, mlp = parts["attn"], parts["mlp"]
     if type(attn) is not LinearInfSAAttention or any(type(parts[name]) is not kind for name, kind in KINDS.items()):
         return None
-    own, inner = attn._modules, mlp._modules
+    own: Any = attn._modules
+    inner: Any = mlp._modules
     if any(type(own[name]) is not kind for name, kind in ATTENTION.items()) or attn.extra is not None:
         return None
     if any(type(inner[name]) is not kind for name, kind in MLP.items()) or attn.key_difference is not None:
@@ -94,9 +102,8 @@ def _made_of(block: Any) -> tuple[tuple[Any, ...], Options, str] | None:
         return None
     if any(len(norm.normalized_shape) != 1 for norm in norms):
         return None
-    drops = ((parts["drop"], "p"), (inner["drop1"], "p"), (inner["drop2"], "p"))
-    drops += ((parts["drop_path1"], "drop_prob"), (parts["drop_path2"], "drop_prob"))
-    if any(module.training and getattr(module, rate) for module, rate in drops):
+    drops, paths = (parts["drop"], inner["drop1"], inner["drop2"]), (parts["drop_path1"], parts["drop_path2"])
+    if any(drop.training and drop.p for drop in drops) or any(path.training and path.drop_prob for path in paths):
         return None
     if not untouched(*parts.values(), *own.values(), *inner.values()):
         return None
@@ -183,26 +190,33 @@ def _product_gradients(grad: Tensor, x: Tensor, wants: Sequence[bool]) -> tuple[
     return weight, grad.sum(0) if wants[1] else None
 
 
+def _needed(kept: Tensors, sums: Tensors, wants: Sequence[bool]) -> list[Tensor | None]:
+    """What ``_forward`` kept, with None for what ``_backward`` does not read."""
+    first, scored, attended, projected = any(wants[:3]), any(wants[:7]), any(wants[:10]), any(wants[:14])
+    read = [attended, first, first, wants[10], projected, wants[14], projected, projected, any(wants[:16]), wants[16]]
+    q, raw, scores, u, pooled, central, numbers = sums
+    found = [y if wanted else None for y, wanted in zip(kept, read, strict=True)]
+    found += [y if scored else None for y in (q, None if raw is scores else raw, scores)]
+    found += [y if attended else None for y in (u, pooled)]
+    return [*found, central if scored else None, numbers if attended else None]
+
+
 class _Whole(torch.autograd.Function):
     """A block with its gradient."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from ..ops.linear.fused import autocast_off
-        from ..ops.triton.layout import on_device
+        from ..ops.linear.fused import on_device
 
         *tensors, ctx.plan, ctx.options = arguments
-        with on_device(tensors[0]), autocast_off(tensors[0]):
+        with on_device(tensors[0]):
             found, kept, sums = _forward(ctx.plan, ctx.options, tensors)
-        if sums[1] is sums[2]:
-            sums[1] = None
-        ctx.save_for_backward(*tensors, *kept, *sums)
+        ctx.save_for_backward(*tensors, *_needed(kept, sums, ctx.needs_input_grad))
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        from ..ops.linear.fused import autocast_off
-        from ..ops.triton.layout import on_device
+        from ..ops.linear.fused import autocast_off, on_device
 
         saved, wants = ctx.saved_tensors, ctx.needs_input_grad
         tensors, kept, sums = saved[:18], saved[18:28], saved[28:]
