@@ -106,6 +106,13 @@ def test_commands_and_options_exist():
         assert options <= accepted | {"--help", "--debug"}, line
 
 
+def test_training_sizes_are_multiples_of_the_patch():
+    """What infsa train refuses: every command on the pages trains a model with patches of 8 pixels."""
+    sizes = [int(s) for line in command_lines() for s in re.findall(r"^infsa train .*--size (\d+)", line)]
+    assert len(sizes) > 1
+    assert not [size for size in sizes if size % 8]
+
+
 def test_stand_ins_are_on_the_pages():
     for name, changes in SMALLER.items():
         text = "".join(blocks(ROOT / "docs" / name))
