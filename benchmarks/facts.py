@@ -2,36 +2,15 @@
 
 from pathlib import Path
 
-from pages.front import NAMES, accuracy, front_table, ledger_table
+from pages.front import front_table, ledger_table
 from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
 from pages.scale import TABLES as SCALE
 
 from infsa.files import read_json
-from infsa.report.quality_tables import cell
-from infsa.report.table import Table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def facts_table() -> str:
-    """Accuracy and attention maps of three mechanisms."""
-    quality, alignment = (read_json(RESULTS / f"{name}.json")["groups"] for name in ("attention-quality", "alignment"))
-    rows = [[f"top-1, class set {shard}, %", *(accuracy(shard, name) for name in NAMES)] for shard in "ab"]
-    removal = [quality[name]["removal"]["mean"]["methods"]["last"] for name in NAMES]
-    boxes = [quality[name]["boxes"]["rules"]["centre"]["methods"]["last"] for name in NAMES]
-    rows.append(["MoRF-AOC of the map, %", *(cell(found["aoc"], images=False) for found in removal)])
-    rows.append(
-        [
-            "MoRF-AOC minus its random-order baseline, %",
-            *(cell(found["aoc_over_random"], images=False) for found in removal),
-        ]
-    )
-    rows.append(["ROC-AUC of the map against boxes, %", *(cell(found["roc"], images=False) for found in boxes)])
-    cosines = [cell(alignment[name]["all_layers"]["cosine"]["a"], 1, 3, images=False) for name in NAMES]
-    rows.append(["cosine of a, from its q and k, with the Perron vector", *cosines])
-    return Table(["measured, mean ± deviation over runs", *NAMES.values()], rows).markdown()
 
 
 def measured(name: str) -> dict[str, object]:
@@ -41,7 +20,6 @@ def measured(name: str) -> dict[str, object]:
 
 TABLES = {
     "README.md": {"front": front_table, "ledger": ledger_table},
-    "docs/choosing.md": {"facts": facts_table},
     "docs/scale.md": SCALE,
     "docs/kernels.md": {
         "attention": lambda: attention_table(measured("kernels-h200"), measured("pure-h200")),
