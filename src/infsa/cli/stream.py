@@ -92,13 +92,15 @@ def stream(
         str | None,
         typer.Option(
             help="Memory limit of the process, such as 2GiB.",
-            show_default="no limit",
+            show_default="what it holds and half of what is free",
             callback=checked(_check_memory),
         ),
     ] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(help="Memory limit on the GPU.", show_default="what is free", callback=checked(_check_memory)),
+        typer.Option(
+            help="Memory limit on the GPU.", show_default="four fifths of what is free", callback=checked(_check_memory)
+        ),
     ] = None,
     strategy: Annotated[
         str,

@@ -15,7 +15,7 @@ from .torch_layers import SwappedDecoderLayer, SwappedMultiheadAttention
 VISION_BLOCK = "torchvision.models.vision_transformer.EncoderBlock"  # takes no masks
 UNKNOWN = (
     "the norm is that of each query (norm='row'), not the paper's, which all queries share: the block around the layer "
-    "does not say whether its queries may know each other"
+    "does not say whether its queries may depend on each other"
 )
 OWN = "a mechanism of this package: build the model with attention='infsa_pure' or 'infsa_linear'"
 OPTIONS = ("variant", "norm", "pool_queries", "activation", "chunk_size", "eps", "impl")  # attributes of the module
