@@ -2,60 +2,15 @@
 
 from pathlib import Path
 
-from pages.front import NAMES, accuracy, front_table, ledger_table
+from pages.front import front_table, ledger_table
 from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
-from pages.quality import CANDIDATES
 from pages.scale import TABLES as SCALE
 
 from infsa.files import read_json
-from infsa.report.quality_tables import cell
-from infsa.report.table import Table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def facts_table() -> str:
-    """Accuracy and attention maps of three mechanisms."""
-    quality, alignment = (read_json(RESULTS / f"{name}.json")["groups"] for name in ("attention-quality", "alignment"))
-    rows = [[f"top-1, class set {shard}, %", *(accuracy(shard, name) for name in NAMES)] for shard in "ab"]
-    removal = [quality[name]["removal"]["mean"]["methods"]["last"] for name in NAMES]
-    boxes = [quality[name]["boxes"]["rules"]["centre"]["methods"]["last"] for name in NAMES]
-    rows.append(["MoRF-AOC of the map, %", *(cell(found["aoc"], images=False) for found in removal)])
-    rows.append(
-        [
-            "MoRF-AOC minus its random-order baseline, %",
-            *(cell(found["aoc_over_random"], images=False) for found in removal),
-        ]
-    )
-    rows.append(["ROC-AUC of the map against boxes, %", *(cell(found["roc"], images=False) for found in boxes)])
-    cosines = [cell(alignment[name]["all_layers"]["cosine"]["a"], 1, 3, images=False) for name in NAMES]
-    rows.append(["cosine of a, from its q and k, with the Perron vector", *cosines])
-    return Table(["measured, mean ± deviation over runs", *NAMES.values()], rows).markdown()
-
-
-def cost_table() -> str:
-    """FLOPs and parameters of the paper's Linear model: printed and counted."""
-    targets = read_json(RESULTS / "ledger.json")["targets"]
-    rows = {row["claim"]: row for name in ("training-cost", "table1") for row in targets[name]["rows"]}
-    wanted = {
-        "forward pass at 224²": "forward pass at 224², GFLOPs",
-        "Linear 4L, parameters": "parameters, M",
-    }
-    lines = [[label, f"{rows[claim]['paper']:g}", f"{rows[claim]['ours']:.2f}"] for claim, label in wanted.items()]
-    return Table(["`infvit_linear_4l64h_patch16_224`", "paper", "ours"], lines).markdown()
-
-
-def candidates_table() -> str:
-    """Who is near the Perron vector in trained Linear models."""
-    found = read_json(RESULTS / "alignment.json")["groups"]["infsa_linear"]["all_layers"]
-    names = {key: label for key, label in CANDIDATES.items() if key != "power, 3 steps"}
-    lines = [
-        [label, cell(found["cosine"][name], 1, 3, images=False), cell(found["spearman"][name], 1, 3, images=False)]
-        for name, label in names.items()
-    ]
-    return Table(["candidate", "cosine", "Spearman"], lines).markdown()
 
 
 def measured(name: str) -> dict[str, object]:
@@ -65,10 +20,6 @@ def measured(name: str) -> dict[str, object]:
 
 TABLES = {
     "README.md": {"front": front_table, "ledger": ledger_table},
-    "docs/index.md": {"ledger": ledger_table},
-    "docs/idea.md": {"candidates": candidates_table},
-    "docs/faq.md": {"cost": cost_table},
-    "docs/choosing.md": {"facts": facts_table},
     "docs/scale.md": SCALE,
     "docs/kernels.md": {
         "attention": lambda: attention_table(measured("kernels-h200"), measured("pure-h200")),

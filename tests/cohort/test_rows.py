@@ -294,6 +294,7 @@ def test_what_a_model_cannot_do_is_said_before_anything_runs(tmp_path):
         (timm.create_model("resnet10t"), {"maps": True}, "maps need an InfViT, got ResNet"),
         (timm.create_model("resnet10t"), {"embedding": "both"}, "no class token, got embedding='both'"),
         ("infvit_linear_tinny", {}, "no model called infvit_linear_tinny"),
+        ("hf:ViT", {}, "no model called hf:ViT .*; convert the model of another library first"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             embed(tmp_path / "a.png", made, tmp_path / "a.parquet", **options)

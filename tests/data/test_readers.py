@@ -211,8 +211,8 @@ def test_refusals_come_before_anything_runs(folder, tiny, tmp_path):
     cases = [
         ("folder:nowhere", None, "no folder at nowhere"),
         (f"folder:{tmp_path}", "train", "owl holds no images"),
-        (f"folder:{tmp_path}", "test", "no folder test in"),
-        (f"folder:{tmp_path / 'flat'}", None, "no class folders in"),
+        (f"folder:{tmp_path}", "test", "no folder test in .*; put images of that split there"),
+        (f"folder:{tmp_path / 'flat'}", None, "no class folders in .*: put the images of each class"),
         (f"imagenetv2:{tmp_path / 'val'}", None, "called 0 to 999, got 'cat'"),
         (f"imagenetv2:{tmp_path}", "val", "split of imagenetv2 must be one of .*top-images.* got 'val'"),
         (f"tiny-imagenet:{tmp_path / 'flat'}", "train", "no folder at .*train"),

@@ -55,12 +55,12 @@ def language_model(folder):
 
 
 def names_for(page, folder, monkeypatch):
-    """What the page takes as given: images, files, and models without a download."""
+    """What the page takes as given: images, files, and models without a download. It imports infsa itself."""
     torch.manual_seed(0)
     photo = example_images()["portrait"]
     photo.resize((512, 512)).save(folder / "orion.jpg")
     photo.save(folder / "photo.jpg")
-    names = {"photo": photo, "images": torch.randn(2, 3, 64, 64), "infsa": infsa}
+    names = {"photo": photo, "images": torch.randn(2, 3, 64, 64)}
     if page.name == "training.md":
         photos(folder)
     if page.name == "kernels.md":
@@ -104,6 +104,13 @@ def test_commands_and_options_exist():
         options = {word.partition("=")[0] for word in words if word.startswith("-")}
         accepted = {option for p in known[name].params for option in (*p.opts, *p.secondary_opts)} if name else set()
         assert options <= accepted | {"--help", "--debug"}, line
+
+
+def test_training_sizes_are_multiples_of_the_patch():
+    """What infsa train refuses: every command on the pages trains a model with patches of 8 pixels."""
+    sizes = [int(s) for line in command_lines() for s in re.findall(r"^infsa train .*--size (\d+)", line)]
+    assert len(sizes) > 1
+    assert not [size for size in sizes if size % 8]
 
 
 def test_stand_ins_are_on_the_pages():

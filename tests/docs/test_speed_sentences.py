@@ -257,7 +257,19 @@ def crossovers():
     ) and deep > max(timed(name, 1024, config="24L-16H") for name in QUADRATIC[1:])
 
 
+def over_timm(case, mode):
+    """Time of a Linear model over that of timm's ViT of the same depth, eager."""
+    found = read_json(RESULTS / "eager-h200.json")["rows"][case]
+    return found["linear"][mode]["ms"] / found["timm"][mode]["ms"]
+
+
 CROSSOVERS = {"crossovers": crossovers}
+FAQ = {
+    "faster-than-timm": lambda: all(
+        0.5 < over_timm("24 1024 4", mode) < 0.6 and over_timm("24 512 1", mode) > 1 < over_timm("24 224 64", mode)
+        for mode in ("train", "infer")
+    )
+}
 FRONT = {
     "thirteen-times-unfused": SENTENCES["thirteen-times-unfused"],
     "fused-compiled-four": lambda: (
@@ -272,6 +284,7 @@ PAGES = {
     "docs/benchmarks.md": SENTENCES | {"fused-compiled-four": FRONT["fused-compiled-four"]},
     "docs/kernels.md": KERNELS,
     "docs/choosing.md": CROSSOVERS,
+    "docs/faq.md": FAQ,
 }
 
 

@@ -166,7 +166,9 @@ def test_wrong_arguments_are_one_line(options, message):
 
 @pytest.mark.parametrize("attention", ["softmax", "infsa_pure", "performer", "agent", "mean"])
 def test_mechanisms_without_these_sums_are_refused(attention):
-    with pytest.raises(ValueError, match=f"needs attention='infsa_linear'.*got attention='{attention}'"):
+    with pytest.raises(
+        ValueError, match=rf"needs Linear-InfSA \(attention='infsa_linear'\).*got attention='{attention}'"
+    ):
         infsa.stream(small(attention=attention), picture())
 
 

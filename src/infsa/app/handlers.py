@@ -87,7 +87,7 @@ def graph_tab(image: Image.Image, settings: Settings, start: str) -> str:
     return (
         framed(walked, "A random walk on the token graph", text)
         + '<h3 class="part">Centralities compared</h3>'
-        + framed(central, "Which tokens matter, by six measures", "Where all agree with degree, one hop says it all.")
+        + framed(central, "Which tokens matter, by six measures", "If all agree with degree, one hop is enough.")
     )
 
 

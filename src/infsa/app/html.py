@@ -67,7 +67,7 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
         f'<div class="shots">{first}</div><h3 class="part">{escape(settings.mechanism)} takes it for</h3>'
         f"{guesses(explanation.predictions)}"
         f'<p class="note">{known if settings.mechanism in MECHANISMS else ""}'
-        "The map shows what the guess was read from.</p>"
+        "The tab Removal tests whether bright patches matter.</p>"
         f'<h3 class="part">The same picture by {beside} (class token\'s row, last layer)</h3>'
         f'<div class="shots">{side}</div>'
     )

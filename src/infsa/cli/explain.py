@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import MODELS, Device, Json, Resolution, chosen_device, chosen_resolution, chosen_subjects
+from .options import METHODS, MODELS, Device, Json, Resolution, chosen_device, chosen_resolution, chosen_subjects
 from .parameters import check_seed, checked
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def explain(
         list[str] | None,
         typer.Option("--model", "-m", help=MODELS, show_default="the three shipped models"),
     ] = None,
-    method: Annotated[str, typer.Option(help="last, rollout, tokenrank, katz, gradient, degree or random.")] = "last",
+    method: Annotated[str, typer.Option(help=METHODS)] = "last",
     resolution: Resolution = "model",
     layer: Annotated[int, typer.Option(help="Block whose attention is shown; negative counts from the end.")] = -1,
     head: Annotated[

@@ -26,6 +26,10 @@ RESOLUTION = (
     "Input size: crop (the centre, as evaluate measures), or the whole image: model (as many pixels as the model was "
     "made for), native (its own), or N (as many as a square of N x N)."
 )
+METHODS = (
+    "last (the last layer's attention), gradient (of the predicted class: the most faithful in our tests), rollout, "
+    "tokenrank, katz, degree or random."
+)
 DATA = (
     "Dataset: shapes, folder:PATH, imagenet:PATH, imagenetv2:PATH, tiny-imagenet:PATH, npz:PATH, wds:PATTERN, hf:NAME "
     "or timm:NAME[:ROOT]."
@@ -44,10 +48,10 @@ Foreign = Annotated[
 Weights = Annotated[
     Path | None, typer.Option(help=".safetensors file to load into it first.", show_default="random weights")
 ]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the weights that its library offers.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download the pretrained weights of its library.")]
 Gamma = Annotated[float, typer.Option(help="Weight of one hop (gamma), in (0, 1).", callback=checked(check_gamma))]
 LearnGamma = Annotated[bool, typer.Option("--learn-gamma/--no-learn-gamma", help="Learn one gamma per head.")]
-Surgery = Annotated[bool, typer.Option("--surgery", help="Fold queries and keys into one (linear only).")]
+Surgery = Annotated[bool, typer.Option("--surgery", help="Merge the query and key projections into one (linear only).")]
 ModelPairs = Annotated[list[str] | None, typer.Option(help="name=value for the model; repeatable.")]
 DataPairs = Annotated[list[str] | None, typer.Option(help="name=value for the dataset; repeatable.")]
 Variant = Annotated[str, typer.Option(help="pure or linear.")]

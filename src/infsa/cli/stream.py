@@ -92,16 +92,22 @@ def stream(
         str | None,
         typer.Option(
             help="Memory limit of the process, such as 2GiB.",
-            show_default="no limit",
+            show_default="what it holds and half of what is free",
             callback=checked(_check_memory),
         ),
     ] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(help="Memory limit on the GPU.", show_default="what is free", callback=checked(_check_memory)),
+        typer.Option(
+            help="Memory limit on the GPU.", show_default="four fifths of what is free", callback=checked(_check_memory)
+        ),
     ] = None,
     strategy: Annotated[
-        str, typer.Option(help="auto, recompute or spill.", callback=_one_of("auto", "recompute", "spill"))
+        str,
+        typer.Option(
+            help="spill (keep tokens between passes), recompute, or auto (keep what fits).",
+            callback=_one_of("auto", "recompute", "spill"),
+        ),
     ] = "auto",
     scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
     level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.", callback=at_least(0))] = 0,
@@ -142,7 +148,9 @@ def stream(
     region_count: Annotated[
         int | None, typer.Option(help="Maximum number of regions.", show_default="50", callback=checked(_check_count))
     ] = None,
-    code: Annotated[Path | None, typer.Option(help="Write the scene code here: .safetensors.")] = None,
+    code: Annotated[
+        Path | None, typer.Option(help="Write the scene code, from which features of any region follow: .safetensors.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace any existing output, not only an older map or code.")
     ] = False,

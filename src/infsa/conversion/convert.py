@@ -75,7 +75,7 @@ def convert(
 
 
 def revert(model: Model) -> Model:
-    """Give a converted model, or a part of one, its own attention back, in place.
+    """Restore the original attention of a converted model, or of a part of one, in place.
 
     Weights keep the values they have now; only projections that surgery folded become what they were before it.
 

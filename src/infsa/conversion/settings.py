@@ -21,7 +21,7 @@ class Settings:
         norm: for Pure. ``"frobenius"`` is the paper's norm, which all queries of a call share (causal ones: all up to
             theirs); ``"row"`` divides each query's weights by their own norm, and couples nothing. ``"auto"`` takes
             the paper's norm for the layers that it is safe in, the row norm for the others; the plan says which.
-        pool_queries: for Linear: allow cross-attention where nothing tells whether queries may know each other. Every
+        pool_queries: for Linear: allow cross-attention where queries may have to be independent of each other. Every
             query of a call then enters every output.
         gamma: decay, in (0, 1); the starting value if learned.
         learn_gamma: learn one γ per head.

@@ -15,7 +15,7 @@ from .torch_layers import SwappedDecoderLayer, SwappedMultiheadAttention
 VISION_BLOCK = "torchvision.models.vision_transformer.EncoderBlock"  # takes no masks
 UNKNOWN = (
     "the norm is that of each query (norm='row'), not the paper's, which all queries share: the block around the layer "
-    "does not say whether its queries may know each other"
+    "does not say whether its queries may depend on each other"
 )
 OWN = "a mechanism of this package: build the model with attention='infsa_pure' or 'infsa_linear'"
 OPTIONS = ("variant", "norm", "pool_queries", "activation", "chunk_size", "eps", "impl")  # attributes of the module
@@ -134,10 +134,10 @@ def _lost(module: nn.MultiheadAttention, settings: Settings, role: str, unmasked
     if role == "cross":
         lost.append("causal targets: their queries are pooled, later ones included, so such calls are refused")
     elif not unmasked:
-        causal = "and causality" if settings.chunk_size else "(causality needs chunk_size)"
-        lost.append(f"attention masks other than padding {causal}: such calls are refused")
+        causal = " (causal ones are not)" if settings.chunk_size else "; causal ones need chunk_size"
+        lost.append(f"calls with an attention mask other than padding are refused{causal}")
         if not role and not settings.pool_queries:
-            lost.append("cross-attention: it pools all queries, so such calls are refused unless pool_queries=True")
+            lost.append("cross-attention is refused unless pool_queries=True: Linear-InfSA pools all queries")
     return lost
 
 

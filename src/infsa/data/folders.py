@@ -96,7 +96,7 @@ class ImageFolder(ImageFiles):
         folder = root if split is None else split_folder(root, split)
         if folder is None:
             names = " or ".join(split_names(str(split)))
-            raise FileNotFoundError(f"no folder {names} in {root}; leave the split out to read {root} itself")
+            raise FileNotFoundError(f"no folder {names} in {root}; put images of that split there, in class folders")
         training = None if split in (None, "train") else split_folder(root, "train")
         found = [path.name for path in class_folders(folder, empty=training is not None)]
         if set(found) <= {name for names in ALIASES.values() for name in names}:

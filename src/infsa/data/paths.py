@@ -73,7 +73,7 @@ def class_folders(root: Path, empty: bool = False) -> list[Path]:
     """
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not folders:
-        raise ValueError(f"no class folders in {root}")
+        raise ValueError(f"no class folders in {root}: put the images of each class into a subfolder")
     for folder in folders:
         if not empty and next(images_below(folder), None) is None:
             raise ValueError(f"class folder {folder} holds no images")

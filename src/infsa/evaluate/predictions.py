@@ -42,7 +42,7 @@ def predict_files(
     maps: bool = False,
     workers: int = 2,
 ) -> Iterator[Prediction]:
-    """The likeliest classes of every file, in order; a file that cannot be read comes with the reason.
+    """The most likely classes of every file, in order; a file that cannot be read comes with the reason.
 
     Args:
         model: in eval mode.

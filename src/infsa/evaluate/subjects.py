@@ -74,7 +74,10 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
             raise ValueError(str(run))
         source = run.best
     if not Path(source).exists():
-        raise FileNotFoundError(f"no model called {source} and no weights there; shipped models: {', '.join(SHIPPED)}")
+        hint = "; convert the model of another library first (infsa convert, infsa adapt)" * (":" in str(source))
+        raise FileNotFoundError(
+            f"no model called {source} and no weights there; shipped models: {', '.join(SHIPPED)}{hint}"
+        )
     if "conversion" in read_header(weight_file(source)).texts:
         return as_infvit(load_converted(source)).eval().to(device)
     _, arguments = read_saved(source)

@@ -37,7 +37,7 @@ class AttentionGraph(TokenGraph):
     * spectrum: `spectral_radius`, `spectral_ratio`
 
     γ may be 1 or more as long as γ ρ(A) < 1; whatever needs the path series refuses otherwise with a
-    `DivergenceError`. An iteration that does not settle raises `ConvergenceError`.
+    `DivergenceError`. An iteration that does not converge raises `ConvergenceError`.
 
     The absorbing chain moves by M = γA and stops with probability 1 − Σ_j M_ij. "In" scores say how much a token is
     attended to, "out" scores how much it attends.
@@ -235,8 +235,8 @@ def inf_fs(A: Any, c: float = 0.9) -> Tensor:
 def five_token_graph() -> AttentionGraph:
     """Five tokens on which one hop and all hops disagree about the most important one; γ = 0.7.
 
-    Tokens 1, 2 and 3 look at token 0, which therefore leads at one hop. Token 0 looks at 3 and 3 at 4, so
-    what arrives at 0 moves on: at two hops, and over all walks, token 4 leads. The paper draws such a graph
+    Tokens 1, 2 and 3 attend to token 0, which therefore leads at one hop. Token 0 attends to 3 and 3 to 4:
+    at two hops, and over all walks, token 4 leads. The paper draws such a graph
     without its weights; these scores, divided by their Frobenius norm √65, are our own.
 
     Example:

@@ -49,7 +49,7 @@ def export_model(
     size: int | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write a model for other programs, and leave nothing behind if it does not compute the same.
+    """Export a model for other programs; the file is deleted if its outputs differ from the model's.
 
     Args:
         model: is put into eval mode.

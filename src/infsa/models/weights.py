@@ -135,7 +135,7 @@ def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | 
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load weights into a model; if anything does not fit, one line says what and the model stays as it is."""
+    """Load weights into a model; if anything does not fit, an error says what, and the model stays unchanged."""
     header, saved = read_saved(path)
     if isinstance(model, InfViT):
         check_same_model(saved, resolved_arguments(model), path)

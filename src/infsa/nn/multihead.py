@@ -69,15 +69,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     """Pure or Linear InfSA behind the interface of ``torch.nn.MultiheadAttention``.
 
     Weights load from and into torch's module. It works inside ``TransformerEncoderLayer`` and
-    ``TransformerEncoder`` in every mode: torch's fused encoder path, which would run softmax, is kept off,
+    ``TransformerEncoder`` in every mode: torch's fused encoder path, which would run softmax, is disabled,
     and nested tensors are handled.
 
     Differences to torch, each on purpose: in the pure variant, masked or padded queries give a zero attention
     output (torch gives NaN or an arbitrary mean); an ``attn_mask`` that forbids the future is recognised as causal;
     ``is_causal=True`` needs no mask beside it; ``need_weights`` returns Â or a without γ and without dropout.
 
-    Softmax never lets one query know another. The paper's norm does, and so does a pooled query; the module therefore
-    asks which role it plays: self-attention is a call whose queries are its keys.
+    With softmax, the result of a query does not depend on the other queries; with the paper's norm or a pooled query it
+    does. The module therefore distinguishes self-attention, a call whose queries are its keys, from cross-attention.
 
     Args:
         embed_dim: width of queries and output.

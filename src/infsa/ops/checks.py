@@ -128,7 +128,7 @@ def check_gamma(gamma: float) -> None:
 def decay_per_head(gamma: float | Tensor, heads: int, like: Tensor) -> Tensor:
     """γ as an accumulation-dtype tensor that broadcasts over (B, H, N, d): shape (1 or H, 1, 1).
 
-    A float is validated; a tensor is not, because reading its value would stall the device.
+    A float is validated; a tensor is not, because reading its value would wait for the device.
     """
     dtype = accumulation_dtype(like.dtype)
     if not isinstance(gamma, Tensor):

@@ -40,7 +40,7 @@ class Strips:
 
 
 def strip_of(height: int, patch: int, group: Group) -> slice:
-    """The pixel rows of an image that this rank should read: whole patches, as evenly as they go."""
+    """The pixel rows of an image that this rank should read: whole patches, split as evenly as possible."""
     check_count(height, "height")
     check_count(patch, "patch")
     ranks = Ranks.of(group)

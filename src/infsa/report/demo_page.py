@@ -51,10 +51,10 @@ def write_report(folder: Path, sections: list[Section]) -> Path:
     footer = f"infsa {facts['infsa']}, torch {facts['torch']}, {facts['cpu']}, {threads}. "
     footer += "Seeds, settings and all numbers are in demo.json beside this page."
     opening = (
-        "Attention can be read as a walk on a graph of image patches. This page shows what that buys and what it does "
-        "not, measured on this machine with the small models that come with the package (2.5 to 2.7 million "
-        "parameters, 64 pixels, 50 classes). Three mechanisms stand side by side: softmax, Pure InfSA (all pairs, "
-        "ReLU, no softmax) and Linear-InfSA (one ranking of the patches, in time proportional to their number)."
+        "Attention can be read as a walk on a graph of image patches. This page shows where that helps and where it "
+        "does not, measured on this machine with the small models that come with the package (2.5 to 2.7 million "
+        "parameters, 64 pixels, 50 classes). It compares softmax, Pure InfSA (all pairs, ReLU, no softmax) and "
+        "Linear-InfSA (one weighting of the patches, in time proportional to their number)."
     )
     return write_page(folder / "report.html", "Infinite Self-Attention in a minute", opening, sections, footer)
 
@@ -79,7 +79,7 @@ def maps_section(models: Models) -> Section:
         f"{len(models.images)} photographs that come with Python packages, three models, one map each.",
         "Bright patches weigh most in the last layer. Below each map: the class that the model prefers and how sure it "
         "is. The models know 50 classes and see about 64 × 64 pixels; most of these photographs show none of the 50: "
-        "read the answers as what comes nearest (a launching rocket looks much like a fountain).",
+        "the answer is the most similar class (a launching rocket looks much like a fountain).",
         galleries,
         [Table(["photograph", *models.areas], rows)],
     )
@@ -107,9 +107,9 @@ def morf_section(models: Models) -> Section:
     return Section(
         "Do the bright patches matter? Most relevant first (MoRF)",
         f"Against its own random order, the map of {best} gains most here.",
-        f"Patches are painted over from the brightest on, in {models.views} views of the photographs; a good map makes "
-        "the prediction fall early. A large area over the curve alone says little: a brittle model falls early in any "
-        "order, so each model stands beside its own random order.",
+        f"Patches are removed, brightest first, in {models.views} views of the photographs: the earlier the prediction "
+        "falls, the better the map. A large area over the curve alone says little, because a brittle model falls early "
+        "in any order: compare each model with its own random order.",
         tables=[Table(["model", "area over the curve, %", "random order, %", "gain"], rows)],
         pictures=[Picture.of(figure, "MoRF curves of three mechanisms")],
     )
@@ -128,11 +128,11 @@ def idea_section(demo: Demo, named: dict[str, Path]) -> Section:
         for name, one in demo.summary()["ranking"].items()
     ]
     return Section(
-        "One operator, three readings",
+        "One operator, computed in three ways",
         f"Attention over paths of every length, the Neumann series and the Markov chain agree to {worst:.0e}.",
-        "Summing over all paths from patch to patch, each hop worth γ of the one before, gives (I − γÂ)⁻¹: the "
-        "expected visits of a random walk that may stop at every step. The five-token example shows why several hops "
-        "matter: token 0 is looked at most, but whoever arrives there moves on to token 4.",
+        "Summing over all paths from patch to patch, each hop weighted by γ, gives (I − γÂ)⁻¹: the expected visits of "
+        "a random walk that may stop at every step. The five-token example shows why several hops matter: token 0 gets "
+        "the most attention, but walks that reach it move on to token 4.",
         tables=[
             Table(["identity", "difference"], rows, caption=caption),
             Table(["centrality", "first five patches", "Spearman with Katz (in)"], ranking),
@@ -152,9 +152,10 @@ def alignment_section(models: Models, named: dict[str, Path]) -> Section:
     return Section(
         "Does Linear-InfSA find the most central patches?",
         f"Trained, its vector has cosine {a:.3f} with the Perron vector; the uniform one has {uniform:.3f}.",
-        "The Perron vector is where an endless walk on the graph settles; finding it needs all pairs of patches. "
-        "Linear-InfSA estimates it in one pass. The candidates that need no theory show how much the cosine is worth. "
-        "The figure has untrained layers, where agreement is mostly a direction that all tokens share.",
+        "The Perron vector ranks each patch by the importance of those that attend to it; computing it needs all "
+        "pairs. Linear-InfSA estimates it in one pass. Any two non-negative vectors have a fairly high cosine: compare "
+        "with the simple candidates. In untrained layers (figure), agreement is mostly a direction that all tokens "
+        "share.",
         tables=[Table(["candidate, trained model, all layers and heads", "cosine", "Spearman"], rows)],
         pictures=[
             Picture.of(named["alignment"], "agreement with the Perron vector", wide=True),

@@ -226,7 +226,7 @@ def check_model(model: nn.Module) -> None:
     for block in model.blocks:
         if not isinstance(block, Block) or not isinstance(block.attn, LinearInfSA):
             raise ValueError(
-                "streaming needs attention='infsa_linear' at every layer, whose tokens meet only in sums, "
+                "streaming needs Linear-InfSA (attention='infsa_linear') at every layer, "
                 f"got attention={model.attention!r}"
             )
     if model.readout == "series" and model.arguments["learn_gamma"]:

@@ -106,7 +106,7 @@ def stream(
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
             between passes, in the GPU's memory, then in that of the host, then in a file under ``scratch``;
             ``"auto"`` keeps what fits.
-        memory: all that the process may hold, as ``"2GiB"`` or bytes; what is too little is refused, and says how
+        memory: all that the process may hold, as ``"2GiB"`` or bytes; a limit that is too small is refused, with how
             much is needed. Without it, what it holds now and half of what the machine has left.
         device_memory: the same for the GPU. Without it, four fifths of what is free there.
         scratch: folder for spilled tokens that do not fit in memory.
@@ -132,7 +132,7 @@ def stream(
         progress: called after every tile with a :class:`infsa.streaming.Progress`.
         group: processes that share the image: a process group, or one dimension of a device mesh. Each reads its own
             tiles, strip by strip, and adds its sums to those of the others after every pass; all receive the same
-            result, and rank 0 writes the files. They must call alike, for ``result.map`` too.
+            result, and rank 0 writes the files. All must make the same calls, also of ``result.map``.
 
     Example:
         >>> infsa.stream(model, "photo.jpg", tile=64).logits.shape

@@ -78,7 +78,7 @@ def _open(data: str, split: str, recipe: Recipe, options: dict[str, Any], logs: 
     except (ValueError, FileNotFoundError) as error:
         if split == "val" and not recipe.val_data:
             advice = f"validate on other data with val_data, or hold images out with val_share, such as {HELD_OUT}"
-            raise ValueError(f"{str(error).partition('; leave the split out')[0]}; {advice}") from error
+            raise ValueError(f"{str(error).partition('; put images')[0]}; {advice}") from error
         raise
 
 

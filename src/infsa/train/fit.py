@@ -74,7 +74,7 @@ def train(
         resume: continue with the run in the folder.
         watch: called with every line of the log, with what happens in between, and with notes.
         accept_new_data: continue although the images have changed.
-        fit_batch: lower the batch size if it is more than the images or cannot be shared out.
+        fit_batch: lower the batch size if it is more than the images or cannot be split over the processes.
     """
     out, notes = Path(out), list[str]()
     recipe = with_val_share(completed(recipe, out if resume else None))

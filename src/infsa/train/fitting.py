@@ -34,7 +34,7 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
     if recipe.warmup_epochs >= recipe.epochs > 0:
         change("warmup_epochs", recipe.epochs / 10, "a tenth of the epochs")
     for name, value in DRAWN.items() if recipe.data.partition(":")[0] in ANSWERS_OF_PLACE else ():
-        change(name, value, "its images are drawn on the device, and their answers hang on places")
+        change(name, value, "its images are drawn on the device, and their answers depend on positions")
     if recipe.loader == "resident":
         hue = len(recipe.jitter) > 3 and recipe.jitter[3] > 0
         reasons = {"hue jitter": hue, "RandAugment": recipe.randaugment > 0}

@@ -46,15 +46,15 @@ class Recipe:
     lr_final: float = 0.0  # learning rate at the end of the cosine schedule
     layer_decay: float = 1.0  # learning rate of a block relative to the next one; 1: equal for all
     warmup_epochs: float = 10.0  # epochs of linear warm-up from 0
-    weight_decay: float = 2.5e-2  # not applied to biases, norms, tokens and positions
-    beta2: float = 0.999  # β₂ of Adam-like optimisers
+    weight_decay: float = 2.5e-2  # weight decay, not of biases, norms, tokens and positions
+    beta2: float = 0.999  # second beta of Adam-like optimisers
     clip_norm: float = 0.0  # gradient clipping by norm; 0: off
     ema: float = 0.0  # decay of the weight average that is validated and exported; 0: off
 
     # Regularisation
-    label_smoothing: float = 0.0  # 0: off
-    mixup: float = 0.0  # α of mixup; 0: off
-    cutmix: float = 0.0  # α of CutMix; 0: off; with mixup too, one of them is drawn for each pair
+    label_smoothing: float = 0.0  # share of the target spread over all classes; 0: off
+    mixup: float = 0.0  # alpha of mixup; 0: off
+    cutmix: float = 0.0  # alpha of CutMix; 0: off; with mixup too, one of them is drawn for each pair
     mix_prob: float = 1.0  # probability that a pair is mixed
     drop_path: float = 0.0  # drop-path (stochastic depth) rate of the last block
 
@@ -67,7 +67,7 @@ class Recipe:
     jitter: tuple[float, ...] = (0.4, 0.4, 0.4, 0.1)  # colour jitter: brightness, contrast, saturation, hue
     randaugment: int = 0  # magnitude of RandAugment, 0 to 10; 0: off
     erase: float = 0.0  # probability of random erasing
-    interpolation: str = "bicubic"  # bicubic, bilinear, lanczos or nearest; empty: that of --init
+    interpolation: str = "bicubic"  # resampling: bicubic, bilinear, lanczos or nearest; empty: that of --init
     mean: tuple[float, ...] = ()  # channel means for normalisation; empty: those of --init, or ImageNet's
     std: tuple[float, ...] = ()  # channel deviations for normalisation; empty: as for mean
     loader: Literal["workers", "resident"] = "workers"  # decode in worker processes, or keep all images on the device
@@ -77,8 +77,8 @@ class Recipe:
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"  # device type
     devices: int = 1  # devices per node
     nodes: int = 1  # machines
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: ddp with several processes
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # as in Lightning
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # parallel training; auto: ddp with several processes
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # float32, or bf16 or fp16 autocast
     compile: Literal["auto", "on", "off"] = "auto"  # compile the blocks; auto: on a GPU, for 1000 steps or more
     grad_checkpointing: bool = False  # recompute activations in the backward pass to save memory
 

@@ -116,8 +116,8 @@ def _lost(module: Any, settings: Settings, target: type[TimmLayer]) -> tuple[str
         if dropout:
             lost.append(f"dropout {dropout} on the weights: Linear-InfSA has one weight vector per head")
         if "attn_mask" in masks:
-            causal = " and causal calls (no chunk_size)" if "is_causal" in masks and not settings.chunk_size else ""
-            lost.append(f"attention masks other than padding{causal}: such calls are refused")
+            causal = "; causal ones need chunk_size" if "is_causal" in masks and not settings.chunk_size else ""
+            lost.append(f"calls with an attention mask other than padding are refused{causal}")
     if settings.level == "surgery" and target is tokens.Attention and type(module.qkv) is nn.Linear:
         lost.append(folding_note(module.qkv.weight, module.qkv.bias, module.num_heads))
     return tuple(lost)

@@ -73,7 +73,7 @@ def linear_attention(
         q̄ = Σ ‖q_i‖ q_i / (Σ ‖q_i‖ + ε)      S_j = φ(q̄ · k_j)      a_j = S_j / (Σ|S| + ε)
 
     Every token of a head receives the same vector: over tokens the output has rank 1 (at most m with
-    ``queries=m``). The paper ties k = q; then a head cannot die.
+    ``queries=m``). The paper ties k = q; then a head always has a positive score.
 
     Args:
         q: queries (B, H, Nq, d).
@@ -81,7 +81,7 @@ def linear_attention(
         v: values (B, H, Nk, dv).
         gamma: decay, a float in (0, 1) or a differentiable tensor broadcastable to (H,), not checked.
         activation: φ, one of ``"relu"``, ``"gelu"`` (exact), ``"abs"``.
-        key_mask: boolean (B, Nk), True for real tokens. Masks over pairs of tokens do not exist here.
+        key_mask: boolean (B, Nk), True for real tokens. There is no mask over pairs of tokens.
         query_mask: boolean (B, Nq); defaults to ``key_mask`` when Nq = Nk.
         iterations: how often the keys are scored; before each further time q̄ ← Σ a_j q_j.
         queries: m central queries. Token i belongs to block ⌊i·m/N⌋, whose energies form its q̄, and receives
@@ -92,7 +92,7 @@ def linear_attention(
         chunk_size: tokens per chunk.
         eps: ε.
         impl: ``"reference"`` (as written), ``"chunked"`` (recomputes in the backward pass) or ``"auto"``.
-        is_causal: nothing but False, see ``causal``.
+        is_causal: must be False; see ``causal``.
 
     Returns:
         (B, H, 1, dv), which broadcasts over the tokens; (B, H, Nq, dv) if ``queries > 1`` or causal, with

@@ -40,20 +40,20 @@ def pure_attention(
         k: keys (B, H, Nk, d).
         v: values (B, H, Nk, dv).
         gamma: decay, a float in (0, 1) or a tensor broadcastable to (H,). A tensor is differentiable and its
-            values are not checked, because that would stall the device.
+            values are not checked, because that would wait for the device.
         activation: φ, one of ``"relu"``, ``"gelu"`` (exact), ``"abs"``.
-        attn_mask: broadcastable to (B, H, Nq, Nk). Boolean: True lets an edge exist. Floating: added to the
+        attn_mask: broadcastable to (B, H, Nq, Nk). Boolean: True keeps the edge. Floating: added to the
             scores before φ (differentiable); −100 or less, which softmax takes for −inf, removes the edge.
         key_mask: boolean (B, Nk), True for real tokens. A masked key is a zero column of R.
         query_mask: boolean (B, Nq). A masked query is a zero row, its output zero. Defaults to ``key_mask``
-            when Nq = Nk, so the real tokens of a padded batch give what they give alone.
+            when Nq = Nk, so padding does not change the result of real tokens.
         is_causal: row i sees columns j <= i and is divided by the norm of the leading block, so that no
             output depends on a later token. ``"auto"`` does so exactly if ``attn_mask`` forbids every later
-            token (recognised without stalling the device). With False, a triangular ``attn_mask`` keeps
-            the norm of the whole matrix, which later tokens enter.
+            token (recognised without waiting for the device). With False, a triangular ``attn_mask`` keeps
+            the norm of the whole matrix, which depends on later tokens.
         norm: ``"frobenius"`` is the paper's: all rows share ‖R‖_F, or with ``is_causal`` that of the leading block.
             ``"row"`` divides row i by ‖R_i‖ √n_i, n_i being the number of keys it may see: no output depends on
-            another query, so every mask is safe, and a query gives what it gives alone. Where all rows have the same
+            another query, so every mask is safe. Where all rows have the same
             norm and see every key, the two are equal.
         hops: K returns Σ_{t=1..K} (γÂ)^t v; ``math.inf`` solves (I − γÂ) Z = γÂ v. 1 is the paper's layer.
         eps: ε.
