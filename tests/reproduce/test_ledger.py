@@ -185,6 +185,8 @@ def test_flops_are_those_of_the_model_as_the_paper_writes_it(cache):
     layer = 12 * tokens * width**2 + 3 * tokens * width  # q, v, output, extra layer, MLP; q̄, scores, weighted sum
     macs = 4 * layer + 196 * 768 * width + width**2 + 1000 * width  # patches, the layer before the classifier
     assert found["forward pass at 224²"]["ours"] == pytest.approx(2e-9 * macs, rel=1e-5)
+    pure = macs + 4 * (tokens * width**2 - 3 * tokens * width + 2 * tokens**2 * width)  # keys; scores, weighted sums
+    assert found["Pure 4L, forward pass at 224²"]["ours"] == pytest.approx(2e-9 * pure, rel=1e-5)
     assert f"{macs / 1e9:.1f} against 17.6" in found[next(name for name in found if "ViT-B/16" in name)]["detail"]
 
 
@@ -248,6 +250,8 @@ def test_speed_gets_verdicts_once_the_benchmark_exists(tmp_path, cache):
     assert found["exponent of softmax (fused, cuDNN) above that of Linear"]["ours"] == pytest.approx(1)
     assert found["all but Linear run out of 40 GB above 1024²"]["verdict"] == REPRODUCED
     assert found["Linear 4L, infer 1024²"]["verdict"] == UNTESTABLE  # another GPU
+    energy = found["Linear 24L, lowest energy: lead over the next"]
+    assert (energy["paper"], energy["ours"]) == (1.42, pytest.approx(14))
     assert all(row["ours"] is not None for row in found.values())
     bench_file(tmp_path / "bench-h200.json", 0.5)
     slower = {row["claim"]: row for row in rows(make_ledger(SPEED, Sources(tmp_path, cache)), *SPEED)}

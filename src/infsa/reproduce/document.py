@@ -160,17 +160,16 @@ def page(ledger: Ledger) -> str:
     return "\n".join([
         "# Which claims of the paper hold\n",
         topic_table(ledger),
-        "`infsa reproduce` judges every claim again; `--document` writes this page and "
-        "`benchmarks/results/ledger.json`, with all raw values.\n",
+        "Written by `infsa reproduce --document`; raw values: `benchmarks/results/ledger.json`.\n",
         "## The rule\n",
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",
         "4L: 4 layers of 64 heads; 24L: 24 of 16. Pure, Linear: the paper's InfViT; softmax (unfused): its Standard "
-        "ViT, the baseline of speed-ups. Differences: in points. ±: standard error; –: not given.\n",
+        "ViT. Differences: in points. ±: standard error; –: not given.\n",
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
         "Without verdicts.\n",
         compact(Table(["check", "ours", "detail"], beyond)),
-        f"Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n",
+        f"infsa {facts['infsa']}, torch {facts['torch']}.\n",
     ])  # fmt: skip
