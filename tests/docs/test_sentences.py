@@ -179,6 +179,13 @@ def digits_gap(first, second):
     return {task: 100 * (one[task] - other[task]) for task in ("majority", "max", "top", "multi")}
 
 
+def before_last(name):
+    """Mean accuracy on the test images when the last stage began, over the four tasks, in points."""
+    run = digits(name)
+    found = next(row["test"] for row in run["history"][::-1] if row["stage"] < len(run["stages"]) - 1 and row["test"])
+    return 25 * sum(found[task] for task in ("majority", "max", "top", "multi"))
+
+
 def last_stage(first, second, key):
     """The ratio of two runs in their last stage."""
     return digits(first)["stages"][-1][key] / digits(second)["stages"][-1][key]
@@ -268,6 +275,10 @@ SENTENCES = {
     },
     "docs/high-resolution.md": {
         "equal-accuracy": lambda: max(map(abs, digits_gap("linear", "softmax").values())) < 1.5,
+        "softmax-ready-earlier": lambda: (
+            100 * right_answers("softmax") - before_last("softmax") < 1.5
+            and 18 < before_last("softmax") - before_last("linear") < 23
+        ),
         "step-five-times": lambda: round(last_stage("softmax", "linear", "ms_per_step"), 1) == 5,
         "twelve-times-steps": lambda: (
             last_stage("linear-3000", "softmax-3000", "steps") == 12
