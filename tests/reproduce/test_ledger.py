@@ -17,14 +17,15 @@ from infsa.bench.presets import DEEP, FOUR
 from infsa.cli.app import main
 from infsa.files import read_json, write_json
 from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper, sources
+from infsa.reproduce.beyond import over_fused
 from infsa.reproduce.claims import LAUNCH_BOUND
-from infsa.reproduce.document import page
+from infsa.reproduce.document import judged, page
 from infsa.reproduce.headline import topic_table
 from infsa.reproduce.topics import TOPICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-REPRODUCED, _, _, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS
+REPRODUCED, LARGER, _, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS
 NAMED = [
     "table1",
     "fig-dashboard",
@@ -164,6 +165,20 @@ def test_launch_bound_ratios_are_judged_on_graph_rows(tmp_path, cache):
     row = rows(make_ledger(["fig-dashboard"], Sources(tmp_path, cache)))[0]
     assert (row["verdict"], row["launch_bound"]) == (INCONCLUSIVE, True)
     assert row["why"] == "launch-bound in eager mode; needs CUDA graph rows"
+
+
+def test_a_check_on_graph_rows_keeps_times_and_ratios_apart(tmp_path, cache):
+    path = tmp_path / "bench-h200.json"
+    bench_file(path, 2.0)
+    graph_rows(path, {"infsa_linear": 0.1, "softmax-flash": 0.3, "softmax-cudnn": 0.3})
+    found = over_fused(FOUR, Sources(tmp_path, cache))
+    assert found.detail == "PyTorch's flash, ms: 0.3 against 0.1 as CUDA graphs; eager 2×"
+
+
+def test_the_page_shows_shares_as_numbers(made):
+    row = {"kind": "ratio", "verdict": LARGER, "why": "123% of the paper's logarithm", "note": ""}
+    assert judged(row) == f"**{LARGER}**, 123%"
+    assert "Percentages beside verdicts" in page(made)
 
 
 def test_conditions_come_from_the_files(tmp_path, cache):

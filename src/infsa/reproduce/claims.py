@@ -22,7 +22,7 @@ KINDS = ("value", "score", "difference", "ratio", "statement")
 LOW, HIGH = 0.8, 1.2  # of the paper's effect: the band in which an effect is reproduced
 NOISE = 2.0  # standard errors
 LAUNCH_BOUND = "launch-bound in eager mode; needs CUDA graph rows"
-WITHIN, SAME_DIRECTION = "within noise", "same direction"
+WITHIN, SAME_DIRECTION, OF_PAPER = "within noise", "same direction", " of the paper's"
 EXAMPLE = 13.4  # a ratio, for the rule
 RULE = (
     f"An effect (difference or ratio) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size or "
@@ -142,7 +142,7 @@ def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     if paper is None:
         return _best(reading), SAME_DIRECTION
     share = ours / paper
-    reason = f"{share:.0%} of the paper's" + (" logarithm" if ratio else "")
+    reason = f"{share:.0%}{OF_PAPER}" + (" logarithm" if ratio else "")
     if not reading.same:
         return SUPPORTED, reason
     if LOW <= share <= HIGH or abs(ours - paper) <= noise:
