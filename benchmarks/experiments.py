@@ -91,7 +91,8 @@ def points(experiment: str) -> dict[str, Fields]:
             for decay, options in DECAYS.items()
             if decay != "all_hops" or name == "infsa_pure"
         }
-    strong = RECIPES["tiny"].as_dict() | read_recipe(Path(__file__).with_name("tiny_imagenet.toml"))
+    changes = read_recipe(Path(__file__).with_name("tiny_imagenet.toml")) | {"data": "npz:"}
+    strong = RECIPES["tiny"].override(changes).as_dict()
     return {name: strong | {"model": model, "epochs": 100, "val_every": 5} for name, model in TINY.items()}
 
 

@@ -102,7 +102,9 @@ def larger_table(found: dict[str, Any]) -> str:
         rows.append([name, trained, f"{side}²", *percent(scores)])
 
     for last in (1500, 3000, 6000):
-        for name, row in ((name, row) for name, runs in named(found, last).items() for row in runs):
+        every = [(shown, runs, row) for shown, runs in named(found, last).items() for row in runs]
+        for shown, runs, row in every:
+            name = f"{shown}, seed {row['run'].get('seed', 0)}" if len(runs) > 1 else shown
             stage, before = row["stages"][-1], len(row["stages"]) - 1
             if last > 1500:
                 unseen = next((own for own in row["history"] if own["test"] and own["stage"] < before), None)

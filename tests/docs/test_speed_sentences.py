@@ -154,6 +154,7 @@ SENTENCES = {
     "memory-proportional": lambda: all(
         (fit.value < 1.1) == (name != "softmax-naive") and fit.value > 0.9
         for name, fit in memory_slopes(sizes("model")).items()
+        if fit is not None  # measured at fewer than three sizes
     ),
     "macs-explain-less-than-half": lambda: all(fewer_macs(name, side) < 0.5 for name in PEERS for side in (4096, 9216)),
     "faster-than-peers-from-512": lambda: all(

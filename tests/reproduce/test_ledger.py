@@ -17,14 +17,15 @@ from infsa.bench.presets import DEEP, FOUR
 from infsa.cli.app import main
 from infsa.files import read_json, write_json
 from infsa.reproduce import TARGETS, VERDICTS, Sources, check_ledger, make_ledger, paper, sources
+from infsa.reproduce.beyond import over_fused
 from infsa.reproduce.claims import LAUNCH_BOUND
-from infsa.reproduce.document import page
+from infsa.reproduce.document import judged, page
 from infsa.reproduce.headline import topic_table
 from infsa.reproduce.topics import TOPICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-REPRODUCED, _, _, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS
+REPRODUCED, LARGER, _, NOT, INCONCLUSIVE, SUPPORTED, DIFFERS, UNTESTABLE = VERDICTS
 NAMED = [
     "table1",
     "fig-dashboard",
@@ -166,6 +167,20 @@ def test_launch_bound_ratios_are_judged_on_graph_rows(tmp_path, cache):
     assert row["why"] == "launch-bound in eager mode; needs CUDA graph rows"
 
 
+def test_a_check_on_graph_rows_keeps_times_and_ratios_apart(tmp_path, cache):
+    path = tmp_path / "bench-h200.json"
+    bench_file(path, 2.0)
+    graph_rows(path, {"infsa_linear": 0.1, "softmax-flash": 0.3, "softmax-cudnn": 0.3})
+    found = over_fused(FOUR, Sources(tmp_path, cache))
+    assert found.detail == "PyTorch's flash, ms: 0.3 against 0.1 as CUDA graphs; eager 2×"
+
+
+def test_the_page_shows_shares_as_numbers(made):
+    row = {"kind": "ratio", "verdict": LARGER, "why": "123% of the paper's logarithm", "note": ""}
+    assert judged(row) == f"**{LARGER}**, 123%"
+    assert "Percentages beside verdicts" in page(made)
+
+
 def test_conditions_come_from_the_files(tmp_path, cache):
     for file in RESULTS.glob("*.json"):
         shutil.copy(file, tmp_path)
@@ -185,6 +200,8 @@ def test_flops_are_those_of_the_model_as_the_paper_writes_it(cache):
     layer = 12 * tokens * width**2 + 3 * tokens * width  # q, v, output, extra layer, MLP; q̄, scores, weighted sum
     macs = 4 * layer + 196 * 768 * width + width**2 + 1000 * width  # patches, the layer before the classifier
     assert found["forward pass at 224²"]["ours"] == pytest.approx(2e-9 * macs, rel=1e-5)
+    pure = macs + 4 * (tokens * width**2 - 3 * tokens * width + 2 * tokens**2 * width)  # keys; scores, weighted sums
+    assert found["Pure 4L, forward pass at 224²"]["ours"] == pytest.approx(2e-9 * pure, rel=1e-5)
     assert f"{macs / 1e9:.1f} against 17.6" in found[next(name for name in found if "ViT-B/16" in name)]["detail"]
 
 
@@ -248,6 +265,8 @@ def test_speed_gets_verdicts_once_the_benchmark_exists(tmp_path, cache):
     assert found["exponent of softmax (fused, cuDNN) above that of Linear"]["ours"] == pytest.approx(1)
     assert found["all but Linear run out of 40 GB above 1024²"]["verdict"] == REPRODUCED
     assert found["Linear 4L, infer 1024²"]["verdict"] == UNTESTABLE  # another GPU
+    energy = found["Linear 24L, lowest energy: lead over the next"]
+    assert (energy["paper"], energy["ours"]) == (1.42, pytest.approx(14))
     assert all(row["ours"] is not None for row in found.values())
     bench_file(tmp_path / "bench-h200.json", 0.5)
     slower = {row["claim"]: row for row in rows(make_ledger(SPEED, Sources(tmp_path, cache)), *SPEED)}

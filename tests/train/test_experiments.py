@@ -37,6 +37,7 @@ def test_every_point_is_a_recipe_of_its_own(experiments, experiment, count, tmp_
     recipes = [experiments.recipe_of(experiment, name, 0, tmp_path, []) for name in experiments.points(experiment)]
     for recipe in recipes:
         recipe.check()
+        assert recipe.data_options == {}  # those of other kinds of data are refused
         write_json(recipe.as_dict(), tmp_path / "recipe.json")
     assert len({str(recipe.as_dict()) for recipe in recipes}) == len(recipes) == count
 

@@ -9,6 +9,7 @@ from digits.runs import DATA, RUNS, Run
 from digits.step import as_rows, weighted_loss
 from digits.testing import highest
 from digits.training import rate_at, train_run
+from pages.high_resolution import larger_table
 
 from infsa.data.mnist import read_digits
 from infsa.files import read_json
@@ -58,6 +59,18 @@ def test_a_short_run_reports_what_the_page_shows(tmp_path):
     assert list(found["maps"]) == ["layer 1", "layer 2"]
     assert list(found["beyond"]) == [180]
     assert (tmp_path / "linear").exists()
+
+
+def test_rows_of_larger_images_say_their_seed():
+    scores = {"majority": 1.0, "max": 1.0, "top": 1.0, "multi": 1.0}
+    rows = {
+        name: {"run": dataclasses.asdict(RUNS[name]), "stages": [{}], "history": [], "beyond": {"3000": scores}}
+        for name in ("linear", "linear@1")
+    }
+    found = larger_table(rows)
+    assert "| Linear-InfSA, seed 0 |" in found
+    assert "| Linear-InfSA, seed 1 |" in found
+    assert "seed" not in larger_table({"linear": rows["linear"]})
 
 
 TINY = {"dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 1.0, "tested": 2, "beyond": ()}

@@ -52,7 +52,7 @@ def joules(row: Row) -> float:
     """A row's measured energy per image."""
     energy = row.get("energy") or {}
     if not energy.get("source"):
-        raise Unavailable("needs its energy (infsa bench --preset graphs)")
+        raise Unavailable("needs its energy (infsa bench --energy)")
     return float(energy["joules_per_image"])
 
 
@@ -117,7 +117,7 @@ def quotient(wanted: Sequence[tuple[str, int, str, Row]], value: Value, sources:
     detail = f"{first:.4g} against {second:.4g}"
     if graphs:
         plain = [value(bench_row(sources, n, s, m, **f)) for n, s, m, f in wanted]
-        detail += f" as CUDA graphs; eager {plain[0] / plain[1]:.3g}"
+        detail += f" as CUDA graphs; eager {plain[0] / plain[1]:.3g}×"
     error = first / second * math.hypot(*map(noise, rows))
     return Reading(
         first / second, error, machine(sources), detail, same=True, file=sources.bench_name,

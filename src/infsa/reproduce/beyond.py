@@ -38,7 +38,7 @@ def over_fused(fields: Row, sources: Sources) -> Reading:
     times = {name: milliseconds(bench_row(sources, name, 1024, **fields)) for name in FUSED}
     fastest = min(times, key=times.__getitem__)
     found = ratio(fastest, "infsa_linear", milliseconds, 1024, fields, "infer", sources)
-    return replace(found, detail=f"{found.detail} ms, {KERNELS.get(fastest, fastest)}")
+    return replace(found, detail=f"{KERNELS.get(fastest, fastest)}, ms: {found.detail}")
 
 
 def checks() -> list[Check]:

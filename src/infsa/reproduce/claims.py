@@ -22,7 +22,7 @@ KINDS = ("value", "score", "difference", "ratio", "statement")
 LOW, HIGH = 0.8, 1.2  # of the paper's effect: the band in which an effect is reproduced
 NOISE = 2.0  # standard errors
 LAUNCH_BOUND = "launch-bound in eager mode; needs CUDA graph rows"
-WITHIN, SAME_DIRECTION = "within noise", "same direction"
+WITHIN, SAME_DIRECTION, OF_PAPER = "within noise", "same direction", " of the paper's"
 EXAMPLE = 13.4  # a ratio, for the rule
 RULE = (
     f"An effect (difference or ratio) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size or "
@@ -31,19 +31,19 @@ RULE = (
     f"{EXAMPLE**LOW:.1f}× to {EXAMPLE**HIGH:.1f}×. Without a printed size, the direction counts.",
     "An effect is **inconclusive** if both zero and the paper's size, if printed, lie within "
     f"{NOISE:g} standard errors.",
-    f"A value is reproduced within the paper's rounding or {NOISE:g} standard errors; a score may also be larger than "
-    "claimed. A statement is reproduced if it holds.",
-    "Small scale: small images, small models or an example of our own. What agrees, an effect in its direction, is "
+    f"A value is reproduced within {NOISE:g} standard errors, ours and the paper's (or its rounding); a score may also "
+    "be larger than claimed. A statement is reproduced if it holds.",
+    "Small scale: small images or models, or our own example. What agrees, an effect in its direction, is "
     "**supported at small scale**; an effect or statement that does not **differs at small scale**, which refutes "
     "nothing.",
     "**Not testable here**: not measured, or a value that depends on the GPU, the dataset or unpublished details.",
-    "Errors: runs are stratified by dataset shard; a time has that of its rounds, and so has its energy.",
+    "Errors: over runs, stratified by dataset shard; over rounds for times and energies.",
     "Ratios of times at the paper's resolution, depth, heads and batch are compared on any GPU; times and energies by "
     "themselves only on the paper's A100.",
-    "A time is launch-bound if a smaller image with at most 30 % of the multiply-adds takes at least two thirds as "
-    "long, or if the 4-layer model at its size is launch-bound. Such ratios are judged on CUDA graphs of the same "
-    "eager model; without those they are inconclusive, unless only the faster model is launch-bound and the ratio is "
-    "larger than claimed already.",
+    "A time is launch-bound if an image with at most 30 % of the multiply-adds takes at least two thirds as "
+    "long, or the 4-layer model at its size is launch-bound. Its ratios are judged on CUDA graphs of the eager "
+    "model; without those they are inconclusive, unless only the faster model is launch-bound and the ratio already "
+    "larger than claimed.",
 )
 
 
@@ -142,7 +142,7 @@ def _judge_effect(claim: Claim, reading: Reading) -> tuple[str, str]:
     if paper is None:
         return _best(reading), SAME_DIRECTION
     share = ours / paper
-    reason = f"{share:.0%} of the paper's" + (" logarithm" if ratio else "")
+    reason = f"{share:.0%}{OF_PAPER}" + (" logarithm" if ratio else "")
     if not reading.same:
         return SUPPORTED, reason
     if LOW <= share <= HIGH or abs(ours - paper) <= noise:

@@ -46,12 +46,13 @@ def parameters(config: str, mechanism: str, sources: Sources) -> Reading:
 
 
 def forward_macs(case: Case) -> int:
-    """Multiply-adds of a Linear InfViT as the paper writes it: values projected token by token before they are pooled,
-    one more D×D layer in every block and one before the classifier.
+    """Multiply-adds of an InfViT as the paper writes it: one more D×D layer in every block and one before the
+    classifier; values of Linear-InfSA projected token by token before they are pooled.
     """
-    n, square = case.tokens, case.width**2
-    layer = 4 * n * square + 3 * n * case.width  # q, v, output, extra layer; central query, scores, weighted sum
-    return formula(case) + case.depth * (layer - attention_formula(case)) + square
+    n, square, counted = case.tokens, case.width**2, attention_formula(case)
+    # of Linear-InfSA: q, v, output; central query, scores, weighted sum
+    attention = 3 * n * square + 3 * n * case.width if case.mechanism == "infsa_linear" else counted
+    return formula(case) + case.depth * (attention - counted + n * square) + square
 
 
 def training_cost() -> list[Claim]:
@@ -61,7 +62,7 @@ def training_cost() -> list[Claim]:
     macs = forward_macs(linear)
     setting = "counted by formula, two FLOPs per multiply-add"
 
-    def total(times: float, sources: Sources) -> Reading:
+    def total(times: float, sources: Sources, macs: int = macs) -> Reading:
         return Reading(2 * macs * times, 0.0, setting, f"{macs / 1e9:.2f} GMAC per image", same=True)
 
     def by_heads(sources: Sources) -> Reading:
@@ -83,6 +84,8 @@ def training_cost() -> list[Claim]:
     forward = ("training-cost", "forward pass at 224²")
     return [
         Claim("forward pass at 224²", "value", said["forward_gflops"], partial(total, 1e-9), "GFLOPs", 0.5),
+        Claim("Pure 4L, forward pass at 224²", "value", said["forward_gflops"],
+              partial(total, 1e-9, macs=forward_macs(replace(linear, mechanism="infsa_pure"))), "GFLOPs", 0.5),
         Claim("training", "value", said["training_flops"], partial(total, training), "FLOPs", 5e16,
               same_as=forward),
         Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs",

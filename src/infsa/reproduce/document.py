@@ -7,6 +7,7 @@ from .claims import (
     LARGER,
     LAUNCH_BOUND,
     NOT,
+    OF_PAPER,
     REPRODUCED,
     SAME_DIRECTION,
     SMALLER,
@@ -85,11 +86,11 @@ def _why_open(row: Row) -> str:
 
 
 def judged(row: Row) -> str:
-    """The verdict, and its reason where the columns do not show it."""
+    """The verdict, and its reason where the columns do not show it; of a share, the number."""
     if row["why"] == LAUNCH_BOUND:
         reason = "launch-bound"
     elif row["kind"] in ("ratio", "difference"):
-        reason = "" if row["why"] == SAME_DIRECTION else row["why"]
+        reason = "" if row["why"] == SAME_DIRECTION else row["why"].partition(OF_PAPER)[0]
     else:
         reason = row["detail"] if row["verdict"] in (NOT, DIFFERS) and not row["note"] else ""
     return ", ".join(filter(None, [f"**{row['verdict']}**", reason, row["note"]]))
@@ -160,17 +161,17 @@ def page(ledger: Ledger) -> str:
     return "\n".join([
         "# Which claims of the paper hold\n",
         topic_table(ledger),
-        "`infsa reproduce` judges every claim again; `--document` writes this page and "
-        "`benchmarks/results/ledger.json`, with all raw values.\n",
+        "Written by `infsa reproduce --document`; raw values: `benchmarks/results/ledger.json`.\n",
         "## The rule\n",
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",
         "4L: 4 layers of 64 heads; 24L: 24 of 16. Pure, Linear: the paper's InfViT; softmax (unfused): its Standard "
-        "ViT, the baseline of speed-ups. Differences: in points. ±: standard error; –: not given.\n",
+        "ViT. Differences: in points. ±: standard error; –: not given. Percentages beside verdicts: of the paper's "
+        "effect.\n",
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
         "Without verdicts.\n",
         compact(Table(["check", "ours", "detail"], beyond)),
-        f"Computed with infsa {facts['infsa']} and torch {facts['torch']}.\n",
+        f"infsa {facts['infsa']}, torch {facts['torch']}.\n",
     ])  # fmt: skip

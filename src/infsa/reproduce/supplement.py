@@ -52,7 +52,7 @@ def walks(sources: Sources) -> Reading:
 def contractive(sources: Sources) -> Reading:
     """Whether a Frobenius norm of 1 alone makes the spectral radius less than 1."""
     uniform = radius(normalised(torch.ones(TOKENS, TOKENS, dtype=torch.float64)))
-    detail = f"ρ = {uniform:.3f} for uniform attention; the series converges all the same"
+    detail = f"ρ = {uniform:.3f} for uniform attention"
     return Reading(float(uniform < 1 - EXACT), 0.0, SETTING, detail, same=True)
 
 

@@ -94,7 +94,7 @@ def method() -> list[Claim]:
         return Reading(float(sizes[0] == sizes[1]), setting=setting, detail=f"{sizes[0]} numbers", same=True)
 
     span = paper()["method"]["span"]
-    different = "heads are different centrality modes: cosine distance of two heads' weights"
+    different = "heads are different modes: cosine distance of two heads' weights"
     return [
         Claim("both are drop-in: same shapes", "statement", 1, drop_in),
         Claim("rank of 64 Linear heads over tokens", "value", span, partial(rank, "rank_linear"), "", 0.5),
