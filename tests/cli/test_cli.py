@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -99,6 +100,15 @@ def test_help_shows_every_default(command, monkeypatch, capsys):
     out = " ".join(run(monkeypatch, capsys, command, "--help")[1].split())
     assert "none)]" not in out
     assert "[default: ()]" not in out
+
+
+def test_help_keeps_values_and_symbols_as_they_are_typed():
+    """A sentence does not begin with a value or a Greek letter, which a capital would change."""
+    values = {"Auto", "Bicubic", "Adamw", "Ddp"}
+    for option in load("train").params:
+        first = re.split(r"[ :,;]", option.help or "")[0]
+        assert first.isascii(), option.help
+        assert first not in values, option.help
 
 
 @pytest.mark.parametrize("command", ["stream", "predict", "embed", "export", "evaluate", "quality", "align", "explain"])

@@ -172,6 +172,18 @@ def test_mechanisms_without_these_sums_are_refused(attention):
         infsa.stream(small(attention=attention), picture())
 
 
+@pytest.mark.parametrize("part", ["blocks.1", "blocks.0.attn"])
+def test_hooks_that_would_not_run_are_refused(part):
+    """A module that is called as it is keeps its hooks: they change a stream as they change the model."""
+    model = small()
+    with model.get_submodule(part).register_forward_hook(lambda module, given, out: 2 * out):
+        for run in (infsa.stream, infsa.streaming.plan_stream):
+            with pytest.raises(ValueError, match="would not run; remove them"):
+                run(model, picture())
+    with model.blocks[0].mlp.register_forward_hook(lambda module, given, out: 2 * out), torch.no_grad():
+        assert torch.allclose(infsa.stream(model, picture(), tile=24).logits, model(picture()[None]))
+
+
 def test_models_and_images_that_do_not_fit():
     for run in (infsa.stream, infsa.streaming.plan_stream, infsa.streaming.stream_backward):
         with pytest.raises(TypeError, match=r"got Linear; infsa\.conversion\.as_infvit"):
@@ -182,6 +194,10 @@ def test_models_and_images_that_do_not_fit():
         infsa.stream(small(dynamic_img_size=False), picture())
     with pytest.raises(ValueError, match="has 4 channels, the model takes 3"):
         infsa.stream(small(), torch.randn(4, 32, 32))
+    with pytest.raises(
+        ValueError, match=r"has 32 channels, the model takes 3.*; floating numbers are model input \(C, H, W\)"
+    ):
+        infsa.stream(small(), np.zeros((32, 32, 3), np.float32))
     with pytest.raises(ValueError, match="got ''"):
         infsa.stream(small(global_pool=""), picture())
     with pytest.raises(ValueError, match=r"call model\.eval"):

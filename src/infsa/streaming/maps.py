@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OVERVIEW = 1024  # longest side of the overview
 
-Map = NDArray[np.float32]
+Map = NDArray[Any]  # float64 where the model is, otherwise float32; files hold float32
 
 
 class MapPass:
@@ -46,6 +46,7 @@ class MapPass:
     def __init__(self, engine: Engine, layer: int = -1, head: int | None = None) -> None:
         self.engine, self.network = engine, engine.network
         self.layer, self.head = check_map(self.network, layer, head), head
+        self.dtype = torch.promote_types(self.network.dtype, torch.float32)
         self.values: Map | None = None  # once it was asked for as a whole
 
     @torch.no_grad()
@@ -61,12 +62,12 @@ class MapPass:
         for done, number in enumerate(numbers, start=1):
             if number in bad:
                 tile = tiling[number]
-                yield tile, np.zeros((tile.rows, tile.columns), np.float32)
+                yield tile, torch.zeros(tile.rows, tile.columns, dtype=self.dtype).numpy()
                 continue
             tile, x = next(found)
             part = self._weights(x) / total if total else torch.full_like(x[0, :, 0], 1 / patches)
             self.engine.announce(done, len(numbers), tile, "map")
-            yield tile, part.float().cpu().numpy().reshape(tile.rows, tile.columns)
+            yield tile, part.to(self.dtype).cpu().numpy().reshape(tile.rows, tile.columns)
 
     def blocks(self) -> Iterator[Map]:
         """The map as blocks of ``BLOCK`` whole rows, from the top; the last may be shorter."""
@@ -78,7 +79,7 @@ class MapPass:
         band: Map | None = None
         for tile, part in self.tiles():
             if band is None:
-                band = np.empty((tile.rows, width), np.float32)
+                band = np.empty((tile.rows, width), part.dtype)
             band[:, tile.column : tile.column + tile.columns] = part
             if tile.column + tile.columns < width:
                 continue
@@ -99,7 +100,7 @@ class MapPass:
 
     def _of_all(self, ranks: "Ranks") -> Map:
         """The map with the tiles of all ranks."""
-        own = torch.zeros(self.network.grid)
+        own = torch.zeros(self.network.grid, dtype=self.dtype)
         for tile, part in self.tiles():
             own[tile.in_grid] = torch.from_numpy(part)
         found: Map = ranks.add(own.to(self.network.device))[0].cpu().numpy()
@@ -210,10 +211,10 @@ class Overview:
         self.row += len(block)
 
     def along(self, blocks: Iterator[Map]) -> Iterator[Map]:
-        """The blocks of a map, each added as it passes."""
+        """The blocks of a map, each added as it passes, in the type of files."""
         for block in blocks:
             self.add(block)
-            yield block
+            yield block.astype(np.float32, copy=False)
 
     def picture(self) -> Image.Image:
         """Grey values up to the 99.9th percentile."""

@@ -229,6 +229,10 @@ def check_model(model: nn.Module) -> None:
                 "streaming needs Linear-InfSA (attention='infsa_linear') at every layer, "
                 f"got attention={model.attention!r}"
             )
+        for module in (block, block.attn):
+            if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+                raise ValueError("streaming takes blocks and their attention apart: hooks and replaced forwards of "
+                                 f"{type(module).__name__} would not run; remove them")  # fmt: skip
     if model.readout == "series" and model.arguments["learn_gamma"]:
         raise ValueError("streaming with readout='series' needs a fixed gamma, got learn_gamma=True")
     if model.global_pool == "":

@@ -59,9 +59,7 @@ class Region:
         }
 
 
-def find_regions(
-    map: NDArray[np.float32], placement: Placement, share: float = SHARE, count: int = COUNT
-) -> list[Region]:
+def find_regions(map: NDArray[Any], placement: Placement, share: float = SHARE, count: int = COUNT) -> list[Region]:
     """The hottest regions of a map (h, w).
 
     The patches with the highest values that together hold ``share`` of the map's sum are hot; patches as high as the

@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models import InfViT
 from .engine import Engine, Report
 from .feed import BadTile, Feed
-from .maps import MapPass, check_map
+from .maps import Map, MapPass, check_map
 from .network import Network, check_model
 from .placement import Placement
 from .places import check_outputs
@@ -47,11 +45,11 @@ class StreamResult:
     profile: Profile  # megapixels per second, and what was waited for
     _engine: Engine = field(repr=False)
     _map_of: tuple[int, int | None] = field(default=(-1, None), repr=False)
-    _map: NDArray[np.float32] | None = field(default=None, repr=False)
+    _map: Map | None = field(default=None, repr=False)
 
     @property
-    def map(self) -> NDArray[np.float32]:
-        """The attention map (h, w), of sum 1; computed by one more pass unless the call asked for it."""
+    def map(self) -> Map:
+        """The attention map (h, w), of sum 1, in float32 or the model's float64; one more pass if not asked for."""
         if self._map is None:
             self._map = MapPass(self._engine, *self._map_of).array()
         return self._map

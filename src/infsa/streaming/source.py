@@ -187,7 +187,8 @@ class Colours:
         known = "" if source.opacity else ", none of them opacity"
         first = tuple(range(self.wanted))
         choice = f": choose with bands={first}, counted from 0" if source.channels > self.wanted else ""
-        return f"{known}, the model takes {self.wanted}{choice}"
+        floating = "; floating numbers are model input (C, H, W)" if source.model_input else ""
+        return f"{known}, the model takes {self.wanted}{choice}{floating}"
 
     def __call__(self, pixels: Pixels | Tensor) -> Tensor:
         """Model input on the model's device and in its type."""
