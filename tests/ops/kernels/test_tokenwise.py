@@ -112,18 +112,13 @@ def test_patches_and_positions(options, monkeypatch):
         found, plain, wanted = embed(model, x), model.embed(x)[0], exact.embed(x.double())[0]
         assert found.shape == wanted.shape
         assert rms(found - wanted) <= 1.05 * rms(plain - wanted)
-        assert_equal_in_pieces(model, x, found, monkeypatch)
-
-
-def assert_equal_in_pieces(model, images, expected, monkeypatch):
-    """The same a line or a few at a time; rows are reported in order, when they are done."""
-    seen = []
-    with monkeypatch.context() as patch:
-        patch.setattr(embedding, "AT_ONCE", 3)
-        found = embed(model, images, lambda y, rows: seen.append((rows, y.flatten(0, 1)[rows].clone())))
-    assert torch.equal(found, expected)
-    assert [rows.start for rows, _ in seen] == [0, *(rows.stop for rows, _ in seen[:-1])]
-    assert torch.equal(torch.cat([part for _, part in seen]), expected.flatten(0, 1))
+        seen = []
+        with monkeypatch.context() as patch:
+            patch.setattr(embedding, "AT_ONCE", 3)  # a line or a few at a time
+            pieces = embed(model, x, lambda y, rows: seen.append((rows, y.flatten(0, 1)[rows].clone())))
+        assert torch.equal(pieces, found)
+        assert [rows.start for rows, _ in seen] == [0, *(rows.stop for rows, _ in seen[:-1])]
+        assert torch.equal(torch.cat([part for _, part in seen]), found.flatten(0, 1))
 
 
 @torch.no_grad()
