@@ -1,24 +1,20 @@
 """Patches of images of any size embedded by one matrix product; what resizes the positions also adds them."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from .infvit import InfViT
 from .kernels import kernels_run
 from .patches import disjoint
+from .tokenwise import chunks
 
 OWN = ("embed", "embed_patches", "patch_positions", "positions", "with_positions", "with_prefix")  # as InfViT has them
 MOST_CELLS = 128  # in a row of the base grid; more would take too much of a processor
-AT_ONCE = 8448  # patches that are unfolded, and then worked on while they are in the cache
+AT_ONCE = 16896  # patches that are unfolded, and multiplied while they are in the cache
 
 
-def embed(model: InfViT, images: Tensor, seen: Callable[[Tensor, slice], None] | None = None) -> Tensor:
-    """``model.embed``: tokens (B, N, D) in memory of their own; by kernels where nothing else embeds them.
-
-    These call ``seen(tokens, rows)`` for the rows of the tokens (B N, D) that are done, in order.
-    """
+def embed(model: InfViT, images: Tensor) -> Tensor:
+    """``model.embed``: tokens (B, N, D) in memory of their own; by kernels where nothing else embeds them."""
     grid = model.grid_of(images)
     if not _by_kernels(model, images):
         return model.embed(images)[0]
@@ -29,36 +25,29 @@ def embed(model: InfViT, images: Tensor, seen: Callable[[Tensor, slice], None] |
     (height, width), (down, across), (base_h, base_w) = grid, layer.patch_size, layer.grid_size
     spare = (0, width * across - images.shape[3], 0, height * down - images.shape[2])
     images = (nn.functional.pad(images, spare) if any(spare) else images).contiguous()
-    dim, pixels = model.embed_dim, model.in_chans * down * across
+    count, dim, pixels = images.shape[0] * height * width, model.embed_dim, model.in_chans * down * across
     weight, bias = layer.proj.weight.reshape(dim, pixels).t(), layer.proj.bias
+    patches = images.new_empty(count, dim)
+    unfolded = images.new_empty(min(count, AT_ONCE + AT_ONCE // 4), pixels)
+    block = min(PIXELS, padded(pixels))
+    sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
+    unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
+    for part in chunks(count, AT_ONCE):
+        rows = part.stop - part.start
+        programs = (-(-rows // PATCHES), -(-pixels // block), 1)
+        unfold(programs, (images, unfolded), rows, part.start, height, width)
+        if bias is None:
+            torch.mm(unfolded[:rows], weight, out=patches[part])
+        else:
+            torch.addmm(bias, unfolded[:rows], weight, out=patches[part])
     x = images.new_empty(images.shape[0], prefix + height * width, dim)
     if prefix:
         tokens: list[Tensor] = [token for token in (model.cls_token, model.reg_token) if token is not None]
         x[:, :prefix] = torch.cat(tokens, 1) + table[:, :prefix]
-    lines = min(images.shape[0] * height, max(1, AT_ONCE // width))  # of patches, worked on at once
-    unfolded, patches = images.new_empty(lines * width, pixels), images.new_empty(lines * width, dim)
-    block = min(PIXELS, padded(pixels))
-    sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
-    unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
     sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
     place = launcher(position_kernel, images, **sizes, COLUMNS=COLUMNS, CHANNELS=CHANNELS, num_warps=4)
-    done = 0
-    for first in range(0, images.shape[0] * height, lines):
-        some = min(lines, images.shape[0] * height - first)
-        rows = some * width
-        programs = (-(-rows // PATCHES), -(-pixels // block), 1)
-        unfold(programs, (images, unfolded), rows, first * width, height, width)
-        if bias is None:
-            torch.mm(unfolded[:rows], weight, out=patches[:rows])
-        else:
-            torch.addmm(bias, unfolded[:rows], weight, out=patches[:rows])
-        numbers = (height, width, x.shape[1], first, base_h / height, base_w / width)
-        place((some, -(-dim // CHANNELS), 1), (patches, table, x), *numbers)
-        if seen is not None:
-            images_done, line = divmod(first + some, height)
-            end = images_done * x.shape[1] + (prefix + line * width if line else 0)
-            seen(x, slice(done, end))
-            done = end
+    programs = (images.shape[0] * height, -(-dim // CHANNELS), 1)
+    place(programs, (patches, table, x), height, width, x.shape[1], base_h / height, base_w / width)
     return x
 
 

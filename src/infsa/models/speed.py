@@ -179,9 +179,8 @@ class FastInfViT(nn.Module):
     def _infer(self, images: Tensor, patch_mask: Tensor | None) -> Tensor:
         """The logits without gradients, by kernels where the modules are plain; none of them has hooks."""
         with torch.cuda.device(images.device) if images.is_cuda else contextlib.nullcontext():
-            steps = _Steps(self)
-            x = embed(self.model, images, steps.see).contiguous()
-            return self.model.classify(x, self.model.grid_of(images), patch_mask, steps)
+            x = embed(self.model, images).contiguous()
+            return self.model.classify(x, self.model.grid_of(images), patch_mask, _Steps(self))
 
     def warm_up(self, *sizes: int | tuple[int, int], batch: int = 1) -> dict[str, float]:
         """Compile and load the kernels, and capture the graphs of image sizes to come, default the model's own.
@@ -228,16 +227,6 @@ class _Steps:
         self.fast, self.blocks = fast, fast.model.blocks
         self.normal: Tensor | None = None  # LN of the tokens by the next block's first norm
         self.offset: Tensor | None = None  # what is still to be added to all tokens of an image: (B, D)
-
-    def see(self, x: Tensor, rows: slice) -> None:
-        """Normalise rows of the first block's tokens (B, N, D)."""
-        first = self.blocks[0]
-        if type(first) is Block and is_plain_norm(first.norm1):
-            if self.normal is None:
-                self.normal = torch.empty_like(x)
-                self.norm = RowNorm(first.norm1, x)
-            flat, out = x.view(-1, x.shape[2]), self.normal.view(-1, x.shape[2])
-            self.norm(flat[rows], rows.start, out=out[rows])
 
     def __call__(self, index: int, block: nn.Module, x: Tensor, context: Context, leaving: int | None) -> Tensor:
         """The first ``leaving`` tokens after a block, all if None: (B, N, D), written over x."""

@@ -183,7 +183,6 @@ def position_kernel(
     height,
     width,
     length,
-    first,
     down,
     across,
     DIM: tl.constexpr,
@@ -194,11 +193,8 @@ def position_kernel(
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Patches of one line of an image plus their positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM).
-
-    The lines are first, first + 1, ... of all images.
-    """
-    line = first + tl.program_id(0)
+    """Patches of one line of an image plus their positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM)."""
+    line = tl.program_id(0)
     image, i = line // height, line % height
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     cell = tl.arange(0, CELLS)
@@ -210,7 +206,7 @@ def position_kernel(
         source = tl.minimum(tl.maximum(before.to(tl.int32) + tap, 0), BASE_H - 1)
         place = (PREFIX + source * BASE_W + cell)[:, None] * DIM + channel[None, :]
         cells += cubic(at - before - tap) * tl.load(table_ptr + place, mask=known, other=0.0).to(tl.float32)
-    read = patches_ptr + wide(line - first) * width * DIM
+    read = patches_ptr + wide(line) * width * DIM
     write = out_ptr + (wide(image) * length + PREFIX + i * width) * DIM
     for start in tl.range(0, width, COLUMNS):
         j = start + tl.arange(0, COLUMNS)

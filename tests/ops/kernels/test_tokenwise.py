@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import infsa
-from infsa.models import embedding
 from infsa.models.embedding import embed
 from infsa.models.fp8 import round_rows
 from infsa.models.tokenwise import RowNorm
@@ -98,7 +97,7 @@ UNEVEN = {"class_token": False, "global_pool": "avg", "patch_size": (4, 8), "in_
 
 @pytest.mark.parametrize("options", [{"reg_tokens": 2}, UNEVEN], ids=str)
 @torch.no_grad()
-def test_patches_and_positions(options, monkeypatch):
+def test_patches_and_positions(options):
     """Enlarged, shrunk, uneven and unpadded grids, tables larger than patches."""
     torch.manual_seed(0)
     sizes = {"embed_dim": 48, "depth": 1, "num_heads": 4, "img_size": 40, "dynamic_img_pad": True}
@@ -112,13 +111,6 @@ def test_patches_and_positions(options, monkeypatch):
         found, plain, wanted = embed(model, x), model.embed(x)[0], exact.embed(x.double())[0]
         assert found.shape == wanted.shape
         assert rms(found - wanted) <= 1.05 * rms(plain - wanted)
-        seen = []
-        with monkeypatch.context() as patch:
-            patch.setattr(embedding, "AT_ONCE", 3)  # a line or a few at a time
-            pieces = embed(model, x, lambda y, rows: seen.append((rows, y.flatten(0, 1)[rows].clone())))
-        assert torch.equal(pieces, found)
-        assert [rows.start for rows, _ in seen] == [0, *(rows.stop for rows, _ in seen[:-1])]
-        assert torch.equal(torch.cat([part for _, part in seen]), found.flatten(0, 1))
 
 
 @torch.no_grad()
