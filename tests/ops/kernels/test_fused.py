@@ -308,20 +308,3 @@ def test_bad_options_are_refused_in_one_line():
     ):
         with pytest.raises(ValueError, match=message):
             projected.projected_values(**arguments() | change, impl="fused")
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_queries_of_long_inputs_are_made_in_pieces(masked, monkeypatch):
-    """The last piece is shorter; with gradients all queries are kept."""
-    monkeypatch.setattr(plan, "plan_of", plan.Plan)
-    heads, n = 2, 300
-    inputs = typed(problem(0, 1, n, 16, heads), torch.float32)
-    mask = random_mask((1, n), 3) if masked else None
-    whole = results(fused.fused_values, inputs, heads, key_mask=mask)
-    monkeypatch.setattr(plan, "PIECE", 128 * 16)
-    for y, expected in zip(results(fused.fused_values, inputs, heads, key_mask=mask), whole, strict=True):
-        if y is not None:
-            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        found = call(fused.fused_values, inputs, heads, key_mask=mask)
-    torch.testing.assert_close(found, whole[0], rtol=1e-5, atol=1e-6)

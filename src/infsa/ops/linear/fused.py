@@ -52,7 +52,7 @@ def fused_values(
     if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in tensors):
         found: Tensor = _Fused.apply(*tensors, mask, plan, (heads, activation, eps, factor))
         return found
-    return forward(plan, tensors, mask, keep=False)[0]
+    return forward(plan, tensors, mask)[0]
 
 
 def plan_for(tensors: Tensors, mask: Tensor | None, heads: int, activation: str, eps: float, gamma: float) -> Plan:
@@ -76,12 +76,12 @@ def prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
     return x, query, query if wk is None else (wk, bk), (wv, bv), gamma
 
 
-def forward(plan: Plan, tensors: Tensors, mask: Tensor | None, keep: bool = True) -> tuple[Tensor, ...]:
-    """The values, and what ``backward`` reads if it is to ``keep`` that."""
+def forward(plan: Plan, tensors: Tensors, mask: Tensor | None) -> tuple[Tensor, ...]:
+    """The values, and what ``backward`` reads."""
     x = tensors[0]
     with on_device(x), autocast_off(x):
         x, query, key, value, gamma = prepared(plan, tensors)
-        return plan.forward(x, query, key, value, gamma, mask, keep)
+        return plan.forward(x, query, key, value, gamma, mask)
 
 
 def backward(

@@ -25,7 +25,6 @@ PROGRAMS = 264  # that share the scores of a batch
 HEADS = 64  # whose scores one program takes
 IMAGES = 16  # that share a read of a weight
 SPANS_AT_ONCE = 64  # whose sums one step adds
-PIECE = 16896 * 1024  # numbers in the queries of long inputs that are made at a time
 PLANS = 512  # kinds of calls whose launches are kept
 
 
@@ -80,20 +79,11 @@ class Plan:
         queries = {"WIDTH": self.width, "PADDED": padded, "BLOCK_N": cut.block, "MASKED": kind.masked}
         queries |= {"BLOCK_H": max(1, cut.columns // padded), "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
         head_blocks = triton.cdiv(heads, queries["BLOCK_H"])
+        splits, span = spans_of(n, cut.programs // (batch * head_blocks), cut.block)
+        self.spans = (batch, splits, heads)
         strides = (n * kind.rows, kind.rows)
-        piece = max(128, PIECE // kind.rows // 128 * 128)
-        self.piece = piece if batch == 1 and n > 2 * piece else n  # tokens whose queries are made at a time
-        splits, span = spans_of(self.piece, cut.programs // (batch * head_blocks), cut.block)
-        self.spans, blocks = (batch, splits, heads), batch * splits * head_blocks
-        self.span = [
-            self._launch(
-                triton_forward.span_kernel,
-                blocks,
-                (*strides, heads, min(self.piece, n - start), splits, span),
-                queries | {"ADDED": start > 0},
-            )
-            for start in range(0, n, self.piece)
-        ]
+        spread = (*strides, heads, n, splits, span)
+        self.span = self._launch(triton_forward.span_kernel, batch * splits * head_blocks, spread, queries)
         blocks = batch * triton.cdiv(n, cut.block) * head_blocks
         self.dq = self._launch(triton_backward.query_gradient_kernel, blocks, (*strides, heads, n), queries)
 
@@ -149,16 +139,12 @@ class Plan:
         value: Projection,
         gamma: Tensor | None,
         mask: Tensor | None,
-        keep: bool = True,
     ) -> tuple[Tensor, ...]:
-        """γ Σ a v (B, H, 1, d), and what the way back reads; masked tokens must be zero, and all tensors contiguous.
-
-        Without ``keep`` the queries are not all there.
-        """
+        """γ Σ a v (B, H, 1, d), and what the way back reads; masked tokens must be zero, and all tensors contiguous."""
         batch, _, dim = self.shape
         heads = self.heads
         real = mask_bytes(mask, x)
-        q, totals, vectors = self.energies(x, query, real, keep)
+        q, totals, vectors = self.energies(x, query, real)
         central, numbers = self._empty(batch, heads, self.width), self._empty(5, batch, heads)
         u = self._empty(batch, heads, dim, dtype=self.dtype)
         self.central(totals, vectors, key[0], _or(key[1], u), central, numbers, u)
@@ -167,25 +153,12 @@ class Plan:
         self.value(pooled, sums, value[0], _or(value[1], u), _or(gamma, u), numbers, values)
         return values, q, raw, scores, u, pooled, central, numbers
 
-    def energies(self, x: Tensor, query: Projection, real: Tensor, keep: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, N, H d), and of each span of tokens Σ e and Σ e q; without ``keep`` q holds the last tokens' alone.
-
-        Queries of long inputs are read while they are in the cache.
-        """
+    def energies(self, x: Tensor, query: Projection, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, N, H d), and of each span of tokens Σ e and Σ e q."""
+        q = linear(x, *query)
         totals, vectors = self._empty(*self.spans), self._empty(*self.spans, self.width)
-        n = self.shape[1]
-        if self.piece == n:
-            q = linear(x, *query)
-            self.span[0](q, real, totals, vectors)
-            return q, totals, vectors
-        weight, bias = query[0].t(), query[1]
-        found = x.new_empty(1, n if keep else self.piece, weight.shape[1])
-        for launch, start in zip(self.span, range(0, n, self.piece), strict=True):
-            part, first = x[0, start : start + self.piece], start if keep else 0
-            q = found[0, first : first + part.shape[0]]
-            torch.mm(part, weight, out=q) if bias is None else torch.addmm(bias, part, weight, out=q)
-            launch(q, real[:, start:] if self.kind.masked else real, totals, vectors)
-        return found, totals, vectors
+        self.span(q, real, totals, vectors)
+        return q, totals, vectors
 
     def scores(self, x: Tensor, u: Tensor, numbers: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x u and S (B, N, H), of each span Σ S and perhaps Σ|S|, and Sᵀ x (B, H, D)."""

@@ -81,9 +81,8 @@ def span_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     MASKED: tl.constexpr,
-    ADDED: tl.constexpr,
 ):
-    """Σ e and Σ e q of one span of tokens, for a block of heads, in place of what is there or ``ADDED`` to it."""
+    """Σ e and Σ e q of one span of tokens, for a block of heads."""
     first_head, place, batch, first, last = span_of(heads, n, splits, span, BLOCK_H)
     offset, exists = columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
     base = head_start(q_ptr, batch, 0, stride_b, 0)
@@ -100,14 +99,9 @@ def span_kernel(
         vectors += q * energy[:, :, None]
     head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
     spot = wide(place) * heads + head
+    tl.store(total_ptr + spot, tl.sum(totals, 0), mask=head < heads)
     mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
-    of_row = spot[:, None] * WIDTH + inside[None, :]
-    total, vector = tl.sum(totals, 0), tl.sum(vectors, 0)
-    if ADDED:
-        total += tl.load(total_ptr + spot, mask=head < heads, other=0.0)
-        vector += tl.load(vectors_ptr + of_row, mask=mask, other=0.0)
-    tl.store(total_ptr + spot, total, mask=head < heads)
-    tl.store(vectors_ptr + of_row, vector, mask=mask)
+    tl.store(vectors_ptr + spot[:, None] * WIDTH + inside[None, :], tl.sum(vectors, 0), mask=mask)
 
 
 @triton.jit
