@@ -49,7 +49,7 @@ def round_rows(x: Tensor, gelu: bool = False) -> Rounded:
 
         x, (count, width) = x.contiguous(), x.shape
         eight, scale = torch.empty_like(x, dtype=FP8), x.new_empty(count, 1, dtype=torch.float32)
-        sizes = {"DIM": width, "BLOCK": padded(width), "GELU": gelu, "num_warps": 8 if width > 2048 else 4}
+        sizes = {"DIM": width, "BLOCK": padded(width), "GELU": gelu, "num_warps": 4}
         launcher(round_kernel, x, **sizes)((count, 1, 1), (x, eight, scale), count)
         return eight, scale
     wide = nn.functional.gelu(x.float(), approximate="tanh") if gelu else x.float()

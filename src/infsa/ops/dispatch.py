@@ -196,9 +196,12 @@ def plain_layers(*modules: nn.Module) -> bool:
 
 def untouched(*modules: nn.Module) -> bool:
     """Whether calling modules does no more than their classes say: there are no hooks, no ``forward`` was replaced."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    touched = any("forward" in vars(module) or any(getattr(module, name) for name in hooks) for module in modules)
-    return not (touched or _has_any_global_hook())
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return False
+        if "forward" in module.__dict__:
+            return False
+    return not _has_any_global_hook()
 
 
 def sums_pay(x: Tensor, weight: Tensor) -> bool:
