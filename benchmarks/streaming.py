@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,19 @@ def main() -> None:
     path = Path(options.out or RESULTS / ("streaming-gpu.json" if options.section == "gpu" else "streaming.json"))
     jobs: dict[str, Any] = {options.section: options.run}
     if options.section == "gpu":
-        jobs |= {"shared": shared, "files": files} if options.file else {"shared": shared}
-    found: dict[str, Any] = {}
-    for name, job in jobs.items():  # each is written when it is done
-        found[name] = {**job(options), "provenance": provenance(getattr(options, "device", None))}
-        write_json({**(read_json(path) if path.exists() else {}), name: found[name]}, path)
+        jobs |= {"files": partial(files, keep=partial(keep, path, "files", options)), "shared": shared}
+        jobs = {name: jobs[name] for name in options.only if name != "files" or options.file}
+    found = {name: keep(path, name, options, job(options)) for name, job in jobs.items()}
     if options.out is None:
         draw()
     print(summary(found) if options.section == "gpu" else json.dumps(found[options.section], indent=1))
+
+
+def keep(path: Path, name: str, options: argparse.Namespace, section: dict[str, Any]) -> dict[str, Any]:
+    """Write a section, or what there is of it, beside the others."""
+    section = {**section, "provenance": provenance(getattr(options, "device", None))}
+    write_json({**(read_json(path) if path.exists() else {}), name: section}, path)
+    return section
 
 
 def arguments() -> argparse.Namespace:
@@ -76,6 +82,8 @@ def arguments() -> argparse.Namespace:
             section.add_argument("--subsets", type=int, default=200)
             section.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.25])
         if name == "gpu":
+            parts = ["gpu", "files", "shared"]
+            section.add_argument("--only", nargs="+", choices=parts, default=parts, help="parts to run")
             section.add_argument("--model", default="infvit_linear_4l64h_patch16_224")
             section.add_argument("--files-model", default=MODEL, help="the other model for files, with its weights")
             section.add_argument("--device-memory", default="16GiB", help="the budget for files")

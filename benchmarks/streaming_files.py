@@ -25,14 +25,19 @@ TILE = 512  # of the TIFFs
 BLOCK = 2048  # of an image that is only decoded, and of bands
 
 
-def timed(call: Callable[[], Any], device: torch.device, runs: int) -> tuple[Any, dict[str, Any]]:
-    """The result, the least seconds of several runs after a first one, and the most the GPU held in them."""
+def timed(
+    call: Callable[[], Any], device: torch.device, runs: int, at_least: float = 1.0
+) -> tuple[Any, dict[str, Any]]:
+    """The result, the least seconds of several runs after a first one, and the most the GPU held in them.
+
+    There are more runs if these take less than ``at_least`` seconds together.
+    """
     call()
-    seconds = []
+    seconds: list[float] = []
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(runs):
+    while len(seconds) < runs or sum(seconds) < at_least:
         wait(device)
         began = time.perf_counter()
         result = call()
@@ -47,8 +52,11 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def files(options: Any) -> dict[str, Any]:
-    """A row per file, model and type: seconds, those of decoding alone, and the memory of the GPU within its budget."""
+def files(options: Any, keep: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """A row per file, model and type: seconds, those of decoding alone, and the memory of the GPU within its budget.
+
+    ``keep`` is given the rows so far after each.
+    """
     device = torch.device(options.device)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
@@ -56,7 +64,7 @@ def files(options: Any) -> dict[str, Any]:
             source = open_source(file)
             megapixels = source.height * source.width / 1e6
             alone = min(decode(file) for _ in range(2))
-            for shipped, dtype in ((True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)):
+            for shipped, dtype in ((True, torch.float32), (False, torch.bfloat16)):
                 model = load(options, shipped, device, dtype)
                 limit = {"device_memory": options.device_memory} if device.type == "cuda" else {}
 
@@ -73,6 +81,7 @@ def files(options: Any) -> dict[str, Any]:
                     row["device_memory"] = parse_bytes(options.device_memory)
                 rows.append(row)
                 print(row, flush=True)
+                keep({"cores": cores(), "rows": rows})
                 del model, result
     return {"cores": cores(), "rows": rows}
 
@@ -151,7 +160,8 @@ def part(rank: int, options: Any, folder: str, port: int) -> None:
         found |= {"alone": result.logits.float().cpu(), "one": row["seconds"]}
     dist.barrier()
     group = dist.group.WORLD
-    result, row = timed(lambda: infsa.stream(model, pixels, tile=options.tile, group=group), device, options.runs)
+    runs = max(3, options.runs)  # the same number in both processes
+    result, row = timed(lambda: infsa.stream(model, pixels, tile=options.tile, group=group), device, runs, 0.0)
     torch.save({**found, "logits": result.logits.float().cpu(), "two": row["seconds"]}, Path(folder, f"{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
