@@ -5,9 +5,10 @@
     python benchmarks/eager.py --trainer --out trainer.json # a step of `infsa train` alone
     python benchmarks/eager.py --tiny --out tiny.json       # anywhere: small models, times that mean nothing
 
-bfloat16. Whole models: milliseconds of a forward and backward pass, and of inference. A block of 24 layers: host
-microseconds and kernels of a call at 197 tokens and batch 1, where the GPU waits for the host. Pure attention at 1,024
-tokens beside PyTorch's fused softmax. A time is the mean of two medians, their distance the spread.
+bfloat16. Whole models: milliseconds of a forward and backward pass, and of inference, in turns, because a host that is
+slow for a while is then slow for all of them. A block of 24 layers: host microseconds and kernels of a call at 197
+tokens and batch 1, where the GPU waits for the host. Pure attention at 1,024 tokens beside PyTorch's fused softmax. The
+time of a model is the median of its turns, the spread their range.
 
 `infsa train` with its recipe `paper` in bf16-mixed, images on the device: milliseconds of a step, once with the default
 of `--compile` and once with `off`, and the seconds to the first step. timm's ViT runs in the same trainer.
@@ -19,6 +20,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from unittest import mock
@@ -39,6 +41,7 @@ from infsa.train import RECIPES, module, train
 
 SIZES = [(24, 224, 64), (24, 512, 1), (24, 1024, 4), (4, 224, 64), (24, 384, 32), (4, 512, 1)]  # layers, pixels, batch
 KINDS = ("linear", "pure", "vit", "timm")
+TURNS = 4
 TINY = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 BARS = {  # (row, mode, kind, beside) -> at most
     "24 layers, 224², batch 64, training: Linear / our ViT": ("24 224 64", "train", "linear", "vit", 0.90),
@@ -67,34 +70,56 @@ def built(kind, depth, pixels, tiny):
         return infsa.create_model(f"{name}_patch16_224", **options).to(torch.bfloat16)
 
 
-def model_row(kind, depth, pixels, batch, most, tiny):
-    """Milliseconds of a training step and of inference, and the memory of the former."""
+def model_rows(depth, pixels, batch, most, tiny):
+    """Milliseconds of a training step and of inference, and the memory of the former, of all kinds in turns."""
     pixels, batch = (32, 2) if tiny else (pixels, batch)
     images = torch.randn(batch, 3, pixels, pixels, device=DEVICE, dtype=torch.bfloat16)
     labels = torch.zeros(batch, dtype=torch.long, device=DEVICE)
-    model = built(kind, depth, pixels, tiny).train()
 
-    def step():
+    def step(model):
         for parameter in model.parameters():
             parameter.grad = None
         F.cross_entropy(model(images).float(), labels).backward()
 
     @torch.no_grad()
-    def infer():
+    def infer(model):
         model(images)
 
-    for _ in range(3):
-        step()
-    peak = None
-    if GPU:
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        peak = torch.cuda.max_memory_allocated()
-    found = {"train": median_ms(step, most) | {"peak_bytes": peak}}
-    model.eval()
-    for _ in range(3):
-        infer()
-    return found | {"infer": median_ms(infer, most)}
+    models, found = {}, {}
+    for kind in KINDS:
+        before = torch.cuda.memory_allocated() if GPU else 0
+        model = models[kind] = built(kind, depth, pixels, tiny).train()
+        for _ in range(3):
+            step(model)
+        peak = None
+        if GPU:
+            torch.cuda.reset_peak_memory_stats()
+            step(model)
+            peak = torch.cuda.max_memory_allocated() - before
+        found[kind] = {"train": {"peak_bytes": peak}}
+    times = in_turns({kind: partial(step, model) for kind, model in models.items()}, most)
+    for kind, model in models.items():
+        found[kind]["train"] |= times[kind]
+        model.zero_grad(set_to_none=True)
+        model.eval()
+        for _ in range(3):
+            infer(model)
+    times = in_turns({kind: partial(infer, model) for kind, model in models.items()}, most)
+    return {kind: row | {"infer": times[kind]} for kind, row in found.items()}
+
+
+def in_turns(calls, most):
+    """Milliseconds of calls, each for about ``most`` seconds."""
+    rounds = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            rounds[name].append(median_ms(call, most / TURNS))
+    found = {}
+    for name, turns in rounds.items():
+        times = [turn["ms"] for turn in turns]
+        spread, repeats = max(times) - min(times), sum(turn["repeats"] for turn in turns)
+        found[name] = {"ms": statistics.median(times), "spread": spread, "repeats": repeats}
+    return found
 
 
 def host_us(call, most):
@@ -205,6 +230,8 @@ def trainer_row(kind, choice, most, tiny):
     with tempfile.TemporaryDirectory() as out, patched, contextlib.suppress(Enough):
         train(RECIPES["paper"].override(fields), out, watch=watch)
     times = [1e3 * batch / speed for speed in speeds[4:]]  # the first lines of the log warm up
+    if len(times) < 2:
+        raise RuntimeError(f"the training ended after {len(speeds)} lines of its log, too few to time")
     halves = [statistics.median(times[start::2]) for start in (0, 1)]
     found = {"ms": sum(halves) / 2, "spread": abs(halves[0] - halves[1]), "repeats": per_epoch * len(times)}
     return {"train": found, "first_step_s": first[0] - begin[0], "notes": notes}
@@ -246,8 +273,7 @@ def main(
     most = 0.02 if tiny else 0.5 if quick else 2
     cases = [("attention", kind, (attention_row, kind)) for kind in ("pure", "sdpa")]
     cases += [("block", kind, (block_row, kind)) for kind in KINDS]
-    for size in SIZES[: 4 if quick else None]:
-        cases += [(" ".join(map(str, size)), kind, (model_row, kind, *size)) for kind in KINDS]
+    cases += [(" ".join(map(str, size)), None, (model_rows, *size)) for size in SIZES[: 4 if quick else None]]
     steps = [("trainer", kind, (trainer_row, kind, "auto")) for kind in ("linear", "timm", "vit")]
     steps += [("trainer, off", kind, (trainer_row, kind, "off")) for kind in ("linear", "timm", "vit")]
     cases = steps if trainer else cases + steps[: 2 if quick else None]
@@ -255,10 +281,10 @@ def main(
     for name, kind, case in cases:
         left = time.perf_counter() - begin < budget
         found = row(*case, most, tiny) if left else {"failed": "not run: budget"}
-        rows.setdefault(name, {})[kind] = found
+        rows.setdefault(name, {}).update(found if kind is None else {kind: found})
         report = {"rows": rows, "bars": bars(rows), "quick": quick, "tiny": tiny, "provenance": provenance(DEVICE)}
         write_json(report, out)
-        print(name, kind, json.dumps(found), flush=True)
+        print(name, kind or "", json.dumps(found), flush=True)
     for bar, found in report["bars"].items():
         print(f"{'met   ' if found['met'] else 'MISSED'} {bar}: {json.dumps(found)}")
 
