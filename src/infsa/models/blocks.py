@@ -8,6 +8,7 @@ from timm.layers import DropPath, Mlp, global_pool_nlc
 from torch import Tensor, nn
 
 from ..nn.peers import Attention, MLLABlock, create_attention
+from ..nn.peers.infsa import LinearInfSAAttention
 from ..ops.dtypes import accumulation_dtype
 from ..ops.rows import linear
 from ..ops.tracing import exporting
@@ -81,12 +82,8 @@ class Block(nn.Module):
         leaving: int | None = None,
     ) -> Tensor:
         """x (B, N, D), N = num_prefix + h·w, -> (B, N, D), or the first ``leaving`` tokens, which alone see the MLP."""
-        if (
-            key_mask is None
-            and leaving is None
-            and not torch.compiler.is_compiling()
-            and self._fits(x, grid, num_prefix)
-        ):
+        alone = key_mask is None and leaving is None and not torch.compiler.is_compiling()
+        if alone and type(self.attn) is LinearInfSAAttention and self._fits(x, grid, num_prefix):
             found = run_whole(self, x)
             if found is not None:
                 return found
@@ -97,9 +94,10 @@ class Block(nn.Module):
 
     def _fits(self, x: Tensor, grid: tuple[int, int], num_prefix: int) -> bool:
         """Whether one function may stand for the modules, whose errors are theirs to say."""
+        if type(self) is not Block or self.mlp is None or not isinstance(grid, tuple) or x.dim() != 3:
+            return False
         count = num_prefix + grid[0] * grid[1]
-        whole = self.mlp_chunk is None or count <= self.mlp_chunk
-        return type(self) is Block and self.mlp is not None and x.dim() == 3 and x.shape[1] == count and whole
+        return x.shape[1] == count and (self.mlp_chunk is None or count <= self.mlp_chunk)
 
 
 class Trunk(Embedding):

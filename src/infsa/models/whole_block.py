@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ..nn.peers.infsa import LinearInfSAAttention
 from ..ops.dispatch import choose_linear, fused_limit, untouched
 from ..ops.dtypes import FEW_TOKENS
 from ..ops.linear.projected import plain_values
@@ -52,7 +51,7 @@ class Options(NamedTuple):
 
 
 def run_whole(block: Any, x: Tensor) -> Tensor | None:
-    """What a block makes of all its tokens x (B, N, D); None where its modules have to be called one by one."""
+    """What a block of Linear-InfSA makes of all its tokens x (B, N, D); None where its modules are to be called."""
     if (
         type(x) is not Tensor
         or torch.is_autocast_enabled(x.device.type)
@@ -89,7 +88,7 @@ def _made_of(block: Any) -> tuple[tuple[Any, ...], Options, str] | None:
     """A block's tensors and options and its implementation, if it is made of nothing but plain modules."""
     parts = block._modules
     attn, mlp = parts["attn"], parts["mlp"]
-    if type(attn) is not LinearInfSAAttention or any(type(parts[name]) is not kind for name, kind in KINDS.items()):
+    if any(type(parts[name]) is not kind for name, kind in KINDS.items()):
         return None
     own: Any = attn._modules
     inner: Any = mlp._modules
