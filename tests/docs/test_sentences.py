@@ -198,7 +198,7 @@ def streamed(dtype):
 
 
 def spilled_on_cpu():
-    """Seconds per megapixel of the tiny model on two cores, tokens kept: a hundred megapixels take more than a minute."""
+    """Seconds per megapixel of the tiny model on two cores, tokens kept: more than 0.6 is a minute per hundred."""
     found = read_json(RESULTS / "streaming.json")
     assert {part["provenance"]["cores"] for part in (found["image"], found["strategies"])} == {2}
     rows = [found["image"], *found["strategies"]["rows"]]
