@@ -6,6 +6,7 @@ stands there is traced to what it is computed from, or named as a constant of th
 
 import importlib.util
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from infsa.app.gigapixel import MAX_MEGAPIXELS
 from infsa.data.decode import MAX_PIXELS
 from infsa.files import read_json
 
+from .test_speed_sentences import gibibytes, timm_rows
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,9 +30,10 @@ NUMBER = re.compile(rf"(?<![\w.^·/-])(\d[\d,]*\.\d+|\d[\d,]*(?=\s?(?:{UNITS})))
 TABLE = r"<!-- table ([\w-]+) -->\n(.*?)<!-- end -->"
 FED = r"<!-- feeding: .*?<!-- /feeding -->"  # tests/data/test_feeding.py
 CONSTANTS = {  # page -> numbers that nobody measured
-    "*": {"0.7": "γ", "3.11": "Python"},
+    "*": {"0.7": "γ", "3.11": "Python", "2.11": "PyTorch", "8.0": "compute capability of a GPU"},
     "README.md": {"13": "the paper's"},
     "index.md": {"13": "the paper's"},
+    "faq.md": {"13": "the paper's"},
     "choosing.md": {"0.3": "γ of the ablation", "0.9": "γ of the ablation"},
     "attention-quality.md": {
         "0.1": "least probability",
@@ -46,9 +50,6 @@ CONSTANTS = {  # page -> numbers that nobody measured
         "13.4": "the paper's",
         "2.05": "the paper's",
         "40": "the paper's gigabytes",
-    },
-    "kernels.md": {
-        "8.0": "a GPU",
     },
     "cohort.md": {"4": "the default of --memory"},
     "licences.md": {"2.0": "the version of a licence"},
@@ -142,6 +143,7 @@ def unfused_speed_up(case="infer/1024x1024", digits=1):
 TRACED = {  # page -> its numbers outside tables, from what they are computed from
     "README.md": lambda: {unfused_speed_up()},
     "benchmarks.md": lambda: {unfused_speed_up(), unfused_speed_up("train/512x512", 2)},
+    "faq.md": lambda: {*gibibytes(), *re.findall(r"\d\.\d\d", "".join(timm_rows()))},
     "models.md": lambda: set(parameters()),
     "app.md": lambda: {f"{MAX_PIXELS / 1e6:.0f}", f"{MAX_MEGAPIXELS:.0f}"},
 }
@@ -160,6 +162,14 @@ def test_no_number_is_typed(page):
     known = {*CONSTANTS["*"], *CONSTANTS.get(page.name, {}), *TRACED.get(page.name, set)()}
     unknown = [number for number in typed(page.read_text(encoding="utf-8")) if number not in known]
     assert not unknown, f"{page.name} has numbers that nothing is known to give: {unknown}"
+
+
+def test_versions_are_those_that_the_package_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (project["requires-python"], project["dependencies"][0]) == (">=3.11", "torch>=2.11")
+    for page in ("README.md", "docs/quick-start.md", "docs/faq.md"):
+        words = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert "Python 3.11 or newer and PyTorch 2.11 or newer" in words, page
 
 
 def test_a_smuggled_number_is_noticed():

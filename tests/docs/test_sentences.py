@@ -197,6 +197,14 @@ def streamed(dtype):
     return [row["seconds_per_megapixel"] for row in rows if row["dtype"] == f"torch.{dtype}"]
 
 
+def spilled_on_cpu():
+    """Seconds per megapixel of the tiny model on two cores, tokens kept: more than 0.6 is a minute per hundred."""
+    found = read_json(RESULTS / "streaming.json")
+    assert {part["provenance"]["cores"] for part in (found["image"], found["strategies"])} == {2}
+    rows = [found["image"], *found["strategies"]["rows"]]
+    return [row["seconds_per_megapixel"] for row in rows if row["strategy"] == "spill"]
+
+
 def traffic():
     """The bytes of a layer of Linear-InfSA, by what may change them: layer and ranks."""
     found = {}
@@ -223,6 +231,28 @@ def fed():
     for row in found["rows"]:
         if row["workers"] == 2:
             yield statistics.median(row["fed"]) / statistics.median(found["step"])
+
+
+def ledger_totals():
+    """The verdicts that the README counts, in its order."""
+    counts = read_json(RESULTS / "ledger.json")["counts"]
+    order = ("reproduced", "larger than claimed", "not reproduced", "inconclusive", "supported at small scale")
+    order += ("differs at small scale", "not testable here")
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("[The ledger]")[2].partition("<!-- holds")[0]
+    total, *said = map(int, re.findall(r"\b\d+\b", text.partition("each of")[2]))
+    return said == [counts[verdict] for verdict in order] and total == sum(said) == sum(counts.values())
+
+
+def by_topic(verdict):
+    """How many claims of every topic have a verdict, of those that have some."""
+    counts = read_json(RESULTS / "ledger.json")["counts_by_topic"]
+    return {topic: found[verdict] for topic, found in counts.items() if found[verdict]}
+
+
+def gains_in_accuracy():
+    """The verdicts on the paper's gains in accuracy over softmax."""
+    rows = read_json(RESULTS / "ledger.json")["targets"]["table-classification"]["rows"]
+    return {row["verdict"] for row in rows if "above softmax in the same recipe" in row["claim"]}
 
 
 SENTENCES = {
@@ -290,6 +320,7 @@ SENTENCES = {
         "half-mass-on-digits": lambda: round(digits("linear")["maps"]["layer 4"]["mass"], 2) == 0.5,
     },
     "docs/data.md": {"loading-keeps-up": lambda: min(fed()) > 0.98},
+    "docs/streaming.md": {"stream-minute-on-cpu": lambda: all(0.6 < seconds < 1.2 for seconds in spilled_on_cpu())},
     "docs/scale.md": {
         "stream-below-limit": lambda: read_json(RESULTS / "streaming.json")["image"]["resident_peak"] < 2 * 2**30,
         "stream-cost": lambda: all(6 < x / streamed("bfloat16")[0] < 9 for x in streamed("bfloat16")[1:]),
@@ -310,6 +341,9 @@ SENTENCES = {
         "linear-slower-at-224-eager": lambda: (
             speed("eager", "24 224 64", "linear", "train") > speed("eager", "24 224 64", "vit", "train")
         ),
+        "ledger-totals": ledger_totals,
+        "ledger-not-reproduced": lambda: by_topic("not reproduced") == {"FLOPs": 4, "largest images": 3, "theory": 6},
+        "ledger-accuracy-differs": lambda: gains_in_accuracy() == {"differs at small scale"},
         "digits-equal": lambda: (
             abs(right_answers("linear") - right_answers("softmax")) < 0.005
             and all(small_share(name) > 0.5 for name in ("linear", "softmax"))
