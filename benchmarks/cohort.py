@@ -184,6 +184,8 @@ def table(result: dict[str, Any]) -> str:
 
 def slides() -> str:
     """A cohort of slides on several GPUs by arithmetic from streaming-gpu.json, as Markdown."""
+    from streaming import strategy_of
+
     measured = json.loads((ROOT / "benchmarks" / "results" / "streaming-gpu.json").read_text(encoding="utf-8"))["gpu"]
     size = SIDE**2 / 1e6
     lines = ["| strategy | one slide | all slides | decoding per GPU | tokens kept |", "| --- " * 5 + "|"]
@@ -192,8 +194,7 @@ def slides() -> str:
             rate, reads = row["seconds_per_megapixel"], PASSES[row["run"]]
             kept = size * 1e6 / PATCH**2 * WIDTH * 2 / 1e9 if row["run"] == "spill" else 0
             hours = rate * size * SLIDES / GPUS / 3600
-            name = f"{row['run']} to {row['where']}" if "where" in row else row["run"]
-            cells = [name, f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f} megapixels/s"]
+            cells = [strategy_of(row), f"{rate * size:.0f} s", f"{hours:.1f} h", f"{reads / rate:.0f} megapixels/s"]
             lines.append(f"| {' | '.join([*cells, f'{kept:.0f} GB'])} |")
     what = f"{SLIDES:,} slides of {SIDE:,} × {SIDE:,} pixels on {GPUS} GPUs, bfloat16"
     return "\n".join([*lines, "", f"{what}.", ""])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pages.front import front_table, ledger_table
+from pages.front import front_table
 from pages.kernel_tables import attention_table, linear_table, model_table
 from pages.marks import write_tables
 from pages.scale import TABLES as SCALE
@@ -19,7 +19,7 @@ def measured(name: str) -> dict[str, object]:
 
 
 TABLES = {
-    "README.md": {"front": front_table, "ledger": ledger_table},
+    "README.md": {"front": front_table},
     "docs/scale.md": SCALE,
     "docs/kernels.md": {
         "attention": lambda: attention_table(measured("kernels-h200"), measured("pure-h200")),

@@ -331,19 +331,25 @@ def streaming_table(results: dict[str, Any]) -> str:
     for name, device in (("strategies", "CPU"), ("gpu", "GPU")):
         section = results.get(name, {})
         for row in section.get("rows", []):
-            how = row["run"] if name == "gpu" else row["strategy"]
-            how += f", {row['dtype'][6:]}" if name == "gpu" else ""
-            how += f" to {row['where']}" if row.get("where", "nowhere") != "nowhere" else ""
+            how = f"{strategy_of(row)}, {row['dtype'][6:]}" if name == "gpu" else strategy_of(row)
             lines.append(row_of(device, [section["side"]] * 2, how, row))
         if section:
             made = section["provenance"]
             machine = made.get("gpu") or f"{made['cpu']}, {made['threads']} threads"
             notes.append(f"{device}: {machine}, `{section['model']}`")
     lines += [
-        row_of("GPU", row["size"], f"{row['image']}, `{row['model']}`, {row['dtype'][6:]}, with map", row)
+        row_of("GPU", row["size"], f"{row['image']}, {row['dtype'][6:]}", row)
         for row in results.get("files", {}).get("rows", [])
+        if row["model"] != MODEL  # the ratios of both stand in the text
     ]
     return "\n".join([*lines, "", f"{'; '.join(notes)}."]) + "\n"
+
+
+def strategy_of(row: dict[str, Any]) -> str:
+    """The strategy of a row and where the tokens are."""
+    name: str = row.get("run") or row["strategy"]
+    where = {"host": "host memory", "nowhere": None}.get(row.get("where"), row.get("where", "GPU memory"))
+    return f"{name} to {where}" if name == "spill" else name
 
 
 def row_of(device: str, size: list[int], how: str, row: dict[str, Any]) -> str:

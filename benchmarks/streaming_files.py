@@ -98,7 +98,7 @@ def copies(file: Path, folder: Path, count: int) -> Iterator[tuple[str, Path]]:
     """The file, a tiled TIFF of it, and one of so many copies along each side."""
     import pyvips
 
-    yield file.suffix[1:].upper(), file
+    yield file.suffix[1:].upper().replace("JPG", "JPEG"), file
     image = pyvips.Image.new_from_file(str(file)).copy_memory()
     tiled = {"tile": True, "tile_width": TILE, "tile_height": TILE, "compression": "jpeg", "Q": 90, "bigtiff": True}
     for name, made in (("tiled TIFF", image), (f"tiled TIFF, {count}² copies", image.replicate(count, count))):

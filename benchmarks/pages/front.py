@@ -1,4 +1,4 @@
-"""What the front page shows: one table of measurements and one of the ledger, from the committed results."""
+"""What the front page shows: a table of measurements, from the committed results."""
 
 import statistics
 from pathlib import Path
@@ -6,20 +6,19 @@ from pathlib import Path
 from infsa.files import read_json
 from infsa.report.bench_tables import number
 from infsa.report.table import Table
-from infsa.reproduce.headline import topic_table
 
 RESULTS = Path(__file__).parents[1] / "results"
 NAMES = {"softmax": "softmax", "infsa_pure": "Pure InfSA", "infsa_linear": "Linear-InfSA"}
 KINDS = ("vit", "pure", "linear")  # the same three in the files about speed
 EAGER = {
-    "eager, 224²: training step, ms": ("24 224 64", "train"),
-    "eager, 1024²: training step, ms": ("24 1024 4", "train"),
+    "24 layers, eager, 224², batch 64: training step, ms": ("24 224 64", "train"),
+    "24 layers, eager, 1024², batch 4: training step, ms": ("24 1024 4", "train"),
 }
 QUESTIONS = ("majority", "max", "top", "multi")  # about the digits in a large image
 FAST = {
-    "`fast`, 1024²: inference, ms": "infer 1024",
-    "`fast`, 4096²: inference, ms": "infer 4096",
-    "`fast`, 4096²: training step, ms": "train 4096",
+    "4 layers, `fast`, 1024²: inference, ms": "infer 1024",
+    "4 layers, `fast`, 4096²: inference, ms": "infer 4096",
+    "4 layers, `fast`, 4096²: training step, ms": "train 4096",
 }
 
 
@@ -58,8 +57,3 @@ def accuracy(shard: str, name: str) -> str:
     """Top-1 on a shard of Tiny-ImageNet in percent, mean ± deviation over seeds."""
     values = [100 * run["top1"] for run in read_json(RESULTS / f"tiny-imagenet-{shard}.json")[name]]
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
-def ledger_table() -> str:
-    """The verdicts on the paper's claims, by topic."""
-    return topic_table(read_json(RESULTS / "ledger.json"), verdicts=False)
