@@ -32,7 +32,7 @@ RULE = (
     "An effect is **inconclusive** if both zero and the paper's size, if printed, lie within "
     f"{NOISE:g} standard errors.",
     f"A value is reproduced within {NOISE:g} standard errors, ours and the paper's (or its rounding); a score may also "
-    "be larger than claimed. A statement is reproduced if it holds.",
+    "be larger than claimed. A count of none agrees with up to 3 (95 %). A statement is reproduced if it holds.",
     "Small scale: small images or models, or our own example. What agrees, an effect in its direction, is "
     "**supported at small scale**; an effect or statement that does not **differs at small scale**, which refutes "
     "nothing.",

@@ -18,6 +18,7 @@ from .headline import topic_table
 from .words import Ledger, Row, ours, said, shown, slug
 
 COLUMNS = ["claim", "paper", "ours", "verdict", "conditions"]
+FAR_LARGER = 200  # per cent of the paper's effect
 SPEED_UP = ", faster than softmax (unfused)"
 SYMBOLS = {  # in tables of several claims a row
     REPRODUCED: "✓", LARGER: "↑", SMALLER: "↓", NOT: "✗", INCONCLUSIVE: "?", SUPPORTED: "≈", DIFFERS: "≠",
@@ -90,10 +91,16 @@ def judged(row: Row) -> str:
     if row["why"] == LAUNCH_BOUND:
         reason = "launch-bound"
     elif row["kind"] in ("ratio", "difference"):
-        reason = "" if row["why"] == SAME_DIRECTION else row["why"].partition(OF_PAPER)[0]
+        reason = "" if row["why"] == SAME_DIRECTION else _share(row["why"].partition(OF_PAPER)[0])
     else:
         reason = row["detail"] if row["verdict"] in (NOT, DIFFERS) and not row["note"] else ""
     return ", ".join(filter(None, [f"**{row['verdict']}**", reason, row["note"]]))
+
+
+def _share(words: str) -> str:
+    """A share of the paper's effect; a large one as a multiple."""
+    number = words.removesuffix("%")
+    return f"{int(number) / 100:.0f} times" if number.isdigit() and int(number) >= FAR_LARGER else words
 
 
 def cells(row: Row) -> list[str]:
@@ -114,15 +121,16 @@ def open_lines(rows: list[Row]) -> str:
     return "".join(f"- {UNTESTABLE.capitalize()}, {why}: {', '.join(found)}\n" for why, found in reasons.items())
 
 
-def elsewhere(rows: list[Row], ledger: Ledger) -> str:
-    """Numbers that the paper prints twice, with a link to the target where they count."""
+def elsewhere(rows: list[Row], ledger: Ledger, here: list[str]) -> str:
+    """Numbers that the paper prints twice, with a link to the target where they count unless it is one of ``here``."""
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row["same_as"][0], []).append(f"{row['claim']} ({said(row)})")
     lines = []
     for target, claims in found.items():
         title = ledger["targets"][target]["title"]
-        lines.append(f"- Counted in [{title}](#{slug(title)}): {', '.join(claims)}\n")
+        where = "above" if target in here else f"in [{title}](#{slug(title)})"
+        lines.append(f"- Counted {where}: {', '.join(claims)}\n")
     return "".join(lines)
 
 
@@ -148,7 +156,7 @@ def section(names: list[str], ledger: Ledger) -> str:
     if decided := [row for row in single if row["verdict"] != UNTESTABLE]:
         parts.append(compact(Table(COLUMNS[:4], [[*cells(row), judged(row)] for row in decided])))
     below = open_lines([row for row in single if row["verdict"] == UNTESTABLE])
-    below += elsewhere([row for row in every if any(row["same_as"])], ledger)
+    below += elsewhere([row for row in every if any(row["same_as"])], ledger, names)
     return "\n".join([*parts, *([below] if below else [])])
 
 
@@ -167,7 +175,7 @@ def page(ledger: Ledger) -> str:
         "## Conditions\n",
         "4L: 4 layers of 64 heads; 24L: 24 of 16. Pure, Linear: the paper's InfViT; softmax (unfused): its Standard "
         "ViT. Differences: in points. ±: standard error; –: not given. Percentages beside verdicts: of the paper's "
-        "effect.\n",
+        "effect, from 200% on as multiples.\n",
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
