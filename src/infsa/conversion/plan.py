@@ -1,5 +1,6 @@
 """What will happen to each attention layer of a model, before anything happens."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -52,8 +53,11 @@ class ConversionPlan:
         return {"settings": self.settings.as_dict(), "layers": [layer.as_dict() for layer in self.layers]}
 
     def rows(self) -> list[dict[str, str]]:
-        """The table, one row of text per layer."""
-        return [_row(layer, self.settings) for layer in self.layers]
+        """The table: a row of text for every layer, one for neighbours alike."""
+        rows = []
+        for facts, group in itertools.groupby(self.layers, lambda layer: _row(layer, self.settings)):
+            rows.append({"layer": _together([layer.name or "(the model)" for layer in group]), **facts})
+        return rows
 
     def notes(self) -> list[str]:
         """Why layers are kept or refused and what is lost, each said once with the layers it holds for."""
@@ -87,12 +91,20 @@ def _named(notes: Iterable[tuple[str, LayerPlan]]) -> str:
     return "; ".join(f"{names} {note}" for note, names in _grouped(notes).items())
 
 
+def _together(names: Sequence[str]) -> str:
+    """Layers in a row under one name, as in ``blocks.0-11.attn``."""
+    first, last = names[0].split("."), names[-1].split(".")
+    differ = [place for place, parts in enumerate(zip(first, last, strict=False)) if len(set(parts)) > 1]
+    if len(first) == len(last) and len(differ) == 1 and first[differ[0]].isdigit():
+        return ".".join([*first[: differ[0]], f"{first[differ[0]]}-{last[differ[0]]}", *first[differ[0] + 1 :]])
+    return names[0] if len(names) == 1 else f"{names[0]}, ..., {names[-1]} ({len(names)})"
+
+
 def _row(layer: LayerPlan, settings: Settings) -> dict[str, str]:
     grouped = layer.key_heads not in (0, layer.heads)
     how = settings.level if settings.variant == "linear" else f"{layer.norm} norm"
     becomes = f"{settings.variant} ({how})" if layer.action == "convert" else layer.action
-    return {
-        "layer": layer.name or "(the model)",
+    return {  # without its name
         "class": layer.kind.rsplit(".", 1)[-1],
         "becomes": becomes,
         "heads": f"{layer.heads}/{layer.key_heads}" if grouped else str(layer.heads or "?"),
