@@ -143,3 +143,9 @@ def test_what_does_not_fit_is_refused_in_one_line(make, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         as_infvit(make())
     assert "\n" not in str(caught.value)
+
+
+def test_padding_of_images_is_kept():
+    model = vit()
+    model.patch_embed.dynamic_img_pad = True
+    assert as_infvit(infsa.convert(model, "linear")).patch_embed.dynamic_img_pad

@@ -155,7 +155,7 @@ def timm_arguments(model: VisionTransformer) -> dict[str, Any]:
         "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
         "num_heads": first.attn.num_heads, "global_pool": model.global_pool,
         "in_chans": model.patch_embed.proj.in_channels, "reg_tokens": model.num_reg_tokens,
-        "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim,
+        "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim, "dynamic_img_pad": model.patch_embed.dynamic_img_pad,
     }  # fmt: skip
 
 
