@@ -76,3 +76,26 @@ def test_data_without_boxes_gives_no_empty_figure(monkeypatch, capsys, tmp_path,
     assert "no boxes" in out
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"morf.png", "lerf.png", "summary.png"}
     assert not [warning for warning in recwarn if "matplotlib" in str(warning.filename)]
+
+
+def test_a_folder_without_splits_gives_the_images_that_the_run_held_out(monkeypatch, capsys, tmp_path):
+    from tests.data.helpers import write_image
+
+    for name in ("cat", "dog"):
+        for index in range(3):
+            write_image(tmp_path / "photos" / name / f"{index}.png", size=(32, 32))
+    run_folder, data = tmp_path / "run", f"folder:{tmp_path / 'photos'}"
+    model = infsa.models.save_weights(small(num_classes=2), run_folder / "model")
+    held_out = ["cat/0.png", "dog/2.png"]
+    (run_folder / "recipe.json").write_text(json.dumps({"data": data}))
+    (run_folder / "held-out.json").write_text(json.dumps({"data": data, "images": held_out}))
+    words = ["-m", f"two-0={model}", "--data", data, "--device", "cpu", "--json"]
+    for split, images in (("val", 2), ("train", 4), ("all", 6)):
+        where = ["--split", split, "--out", str(tmp_path / split)]
+        code, out, _ = run(monkeypatch, capsys, "align", *words, *where, "--power-steps", "5")
+        assert code == 0
+        assert json.loads(out)["runs"]["two-0"]["images"] == images
+    stranger = infsa.models.save_weights(small(num_classes=2), tmp_path / "model")
+    code, _, err = run(monkeypatch, capsys, "align", "-m", stranger, *words[2:], "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert err.count("\n") == 1

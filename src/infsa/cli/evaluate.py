@@ -1,6 +1,5 @@
 """``infsa evaluate``: accuracy of a saved model on any dataset."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +12,8 @@ from .options import DATA, DataPairs, Device, Json, Model, chosen_device, chosen
 from .recipe_options import parse_pairs
 
 if TYPE_CHECKING:
-    from ..data import ImageDataset
     from ..evaluate.accuracy import Accuracy
     from ..models import InfViT
-
-    Choose = Callable[[ImageDataset], ImageDataset]
 
 SHOWN = 20  # classes in the table; files hold all
 HEADLINE = "matched-frequency"  # the variant of ImageNet-V2 that is meant when none is named
@@ -57,6 +53,7 @@ def evaluate(
     Example: infsa evaluate --model runs/shapes --out runs/shapes/evaluation
     """
     from ..evaluate.accuracy import evaluate_model
+    from ..evaluate.held_out import part_of
     from ..files import write_json
     from ..provenance import provenance
     from ..report.confusion import write_report
@@ -137,26 +134,6 @@ def drawn_as_trained(source: str, data: str) -> dict[str, Any]:
     if data.partition(":")[0] not in ANSWERS_OF_PLACE or recipe.get("data") != data:
         return {}
     return {name: value for name, value in recipe["data_options"].items() if name in ("side", "noise", "seed")}
-
-
-def part_of(model: str, data: str, split: str | None) -> tuple[str | None, "Choose", str]:
-    """How to open a split: its name for the dataset, which images to take, and what to say about it.
-
-    A folder without splits has those of the run that trained the model on it; ``all`` takes every image.
-    """
-    from ..data.folders import without_splits
-    from ..evaluate.held_out import chosen, held_out_by
-
-    whole = without_splits(data)
-    names = set(held_out_by(model, data)) if whole else set()
-    if not whole or (split not in (None, "all") and not names):
-        return split, lambda dataset: dataset, ""
-    if split == "all" or not names:
-        return None, lambda dataset: dataset, ""
-    if split not in (None, "val", "train"):
-        raise ValueError(f"the split of {data} must be val, train or all, got {split!r}")
-    note = "" if split else f"on the {len(names)} images that the run held out; --split all takes every image"
-    return None, lambda dataset: chosen(dataset, names, inside=split != "train"), note
 
 
 def splits_of(data: str, split: str | None) -> list[str | None]:

@@ -38,7 +38,7 @@ Model = Annotated[str, typer.Option("--model", "-m", help=MODEL)]
 Models = Annotated[list[str], typer.Option("--model", "-m", help=MODELS)]
 Resolution = Annotated[str, typer.Option(help=RESOLUTION)]
 Data = Annotated[str, typer.Option(help=DATA)]
-Split = Annotated[str, typer.Option(help="Split of the dataset.")]
+Split = Annotated[str, typer.Option(help="Split of the dataset, or all: every image of a folder without splits.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Foreign = Annotated[
@@ -149,10 +149,12 @@ def run_study(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every model on one dataset, which results call by its name without the folders that it lies in."""
     from ..data import open_dataset
+    from ..evaluate.held_out import part_of
 
-    subjects, (kind, _, path) = chosen_subjects(models), data.partition(":")
-    source = f"{kind}:{Path(path).name}/{split}", open_dataset(data, split)
-    sources = dict.fromkeys((subject.name for subject in subjects), source)
+    subjects, (kind, _, path), sources = chosen_subjects(models), data.partition(":"), {}
+    for subject in subjects:  # of a folder without splits, every run held out its own images
+        opened, choose, _ = part_of(subject.source, data, split)
+        sources[subject.name] = f"{kind}:{Path(path).name}/{split}", choose(open_dataset(data, opened))
     with progress_report(console) as report:
         return study(subjects, sources, *measures, device=chosen_device(device), report=report, **settings)
 

@@ -43,9 +43,9 @@ def quality(
     """Measure the quality of attention maps: patch removal (MoRF, LeRF) and agreement with boxes.
 
     Models whose names differ in a final -SEED are one model trained several times: the tables give their mean and
-    deviation. The same command continues an interrupted run. The model must have the classes of the data, and
-    folder:PATH needs images in PATH/val/CLASS; to try it, train a model on generated shapes first (minutes on a CPU):
-    infsa train --out runs/shapes.
+    deviation. The same command continues an interrupted run. The model must have the classes of the data; of a folder
+    without splits, the images that its run held out are used. To try it, train a model on generated shapes first
+    (minutes on a CPU): infsa train --out runs/shapes.
 
     Example: infsa quality --model runs/shapes --data shapes --limit 50
     """

@@ -1,7 +1,7 @@
 """What a run left beside its model: the data it was trained on, the images it never saw, and how far it came."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ..data import ImageDataset, Part, SkippingDataset
+from ..data.folders import without_splits
 from ..files import read_json
+
+Choose = Callable[[ImageDataset], ImageDataset]
 
 HELD_OUT_FILE = "held-out.json"
 
@@ -70,3 +73,20 @@ def chosen(dataset: ImageDataset, names: Collection[str], inside: bool = True) -
     assert isinstance(dataset, SkippingDataset)
     wanted = [(dataset.name(index) in names) == inside for index in range(len(dataset))]
     return Part(dataset, np.flatnonzero(wanted))
+
+
+def part_of(model: str, data: str, split: str | None) -> tuple[str | None, Choose, str]:
+    """How to open a split: its name for the dataset, which images to take, and what to say about it.
+
+    A folder without splits has those of the run that trained the model on it; ``all`` takes every image.
+    """
+    whole = without_splits(data)
+    names = set(held_out_by(model, data)) if whole else set()
+    if not whole or (split not in (None, "all") and not names):
+        return split, lambda dataset: dataset, ""
+    if split == "all" or not names:
+        return None, lambda dataset: dataset, ""
+    if split not in (None, "val", "train"):
+        raise ValueError(f"the split of {data} must be val, train or all, got {split!r}")
+    note = "" if split else f"on the {len(names)} images that the run held out; --split all takes every image"
+    return None, lambda dataset: chosen(dataset, names, inside=split != "train"), note
