@@ -57,7 +57,7 @@ def base_recipe(data: str, epochs: int, device: torch.device, options: dict[str,
     return Recipe(
         data=data, data_options=options, epochs=epochs, batch_size=256 if cuda else 32,
         optimizer="nmuon", lr=2e-3, warmup_epochs=min(3.0, epochs / 4), weight_decay=0.2, beta2=0.95, clip_norm=1.0,
-        label_smoothing=0.1, mixup=0.4, cutmix=1.0, mix_prob=0.8, size=64, val_resize=64, crop_min=0.25,
+        label_smoothing=0.1, mixup=0.4, cutmix=1.0, mix_prob=0.8, image_size=64, val_resize=64, crop_min=0.25,
         jitter=(0.4, 0.4, 0.4), interpolation="bilinear", loader="resident", compile="on" if cuda else "off",
         precision="bf16-mixed" if cuda else "32-true",
     )  # fmt: skip
@@ -188,7 +188,7 @@ def run(
             data=data, data_options=options, seed=seed, layer_epochs=layer_epochs,
             logit_epochs=logit_epochs, label_epochs=label_epochs, layer_lr=1e-3 * rate, logit_lr=1e-3 * rate,
             label_lr=2e-4 * rate,
-            mixup=0.4, cutmix=1.0, size=64, crop_min=0.25, interpolation="bilinear", loader="resident", workers=2,
+            mixup=0.4, cutmix=1.0, image_size=64, crop_min=0.25, interpolation="bilinear", loader="resident", workers=2,
             batch_size=recipe.batch_size, precision=recipe.precision, weight_decay=0.05,
         )  # fmt: skip
         result = adapt(model, converted, plan, folder, resume=True)

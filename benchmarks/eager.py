@@ -204,8 +204,8 @@ def trainer_row(kind, choice, most, tiny):
     fields = {
         "model": "vit_24l16h_patch16_224" if kind == "vit" else "infvit_linear_24l16h_patch16_224",
         "model_options": small, "data": "shapes", "data_options": {"length": per_epoch * batch}, "epochs": 240,
-        "batch_size": batch, "size": pixels, "val_resize": pixels, "jitter": (0.4, 0.4, 0.4), "loader": "resident",
-        "precision": "bf16-mixed", "compile": choice, "val_every": 240, "save_every": 10**6,
+        "batch_size": batch, "image_size": pixels, "val_resize": pixels, "jitter": (0.4, 0.4, 0.4),
+        "loader": "resident", "precision": "bf16-mixed", "compile": choice, "val_every": 240, "save_every": 10**6,
     }  # fmt: skip
     begin, first, notes, speeds = [], [], [], []
 

@@ -47,7 +47,7 @@ IMAGES, HEAD_IMAGES = 500, 64  # for the maps, and for the alignment of heads
 # The paper's recipe at 64 pixels: hue is left out, which views on the device do not have, and the warm-up has the
 # paper's share of the epochs
 PAPER: Fields = {
-    "size": 64, "val_resize": 64, "jitter": [0.4, 0.4, 0.4], "interpolation": "bilinear", "loader": "resident",
+    "image_size": 64, "val_resize": 64, "jitter": [0.4, 0.4, 0.4], "interpolation": "bilinear", "loader": "resident",
     "precision": "bf16-mixed", "compile": True, "epochs": 30, "warmup_epochs": 1, "val_every": 5, "save_every": 2000,
     "keep": 1, "log_every": 200,
 }  # fmt: skip

@@ -41,7 +41,7 @@ USAGE = {  # exit code 2: what stands on the command line, and what the line say
     "bench --mode sleep": "'sleep'",
     "bench --dtype int8": "'int8'",
     "bench --compile maximum": "'maximum'",
-    "bench --quick --batch 2": "a preset has its own batch",
+    "bench --quick --batch-size 2": "a preset has its own batch",
     "bench --seconds 0": "seconds must be positive, got 0.0",
     "bench --device tpu": "'tpu'",
     "bench --max-resolution --energy": "limit row has no energy",

@@ -177,7 +177,7 @@ def test_a_broken_tree(kind, monkeypatch, capsys, tmp_path):
         (["--interpolation", "cubic"], "'cubic'", 1),
         (["--warmup-epochs", "3"], "warmup_epochs", 1),
         (["--init", "/nowhere"], "/nowhere", 1),
-        (["--size", "36", "--val-resize", "36"], "36", 1),
+        (["--image-size", "36", "--val-resize", "36"], "36", 1),
         (["--model-option", "width=3"], "width", 1),
         (["--model-option", "num_heads=3"], "num_heads", 1),
         (["--model-option", "gamma=2"], "gamma", 1),

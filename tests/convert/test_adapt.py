@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
 from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
 
 import infsa
 from infsa.cli.app import main
 from infsa.conversion import load_converted
 from infsa.train.adapt import Adapter, adapt
-from infsa.train.adaptation import Adaptation
+from infsa.train.adaptation import Adaptation, usual_side
 from infsa.train.distill import class_logits, layer_loss, logit_loss, recorded_calls
+from infsa.train.init import read_start
 
 OPTIONS = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 4}
 TINY = {
-    "data_options": {"length": 48, "classes": 4}, "size": 32, "batch_size": 16, "interpolation": "bilinear",
+    "data_options": {"length": 48, "classes": 4}, "image_size": 32, "batch_size": 16, "interpolation": "bilinear",
     "workers": 0, "layer_epochs": 3, "logit_epochs": 3,
 }  # fmt: skip
 
@@ -174,13 +177,15 @@ def run(monkeypatch, capsys, *arguments):
 
 def test_the_command(photos, monkeypatch, capsys, tmp_path):
     options = [part for name, value in OPTIONS.items() for part in ("--model-option", f"{name}={value}")]
-    arguments = ["adapt", "-m", "deit_tiny_patch16_224", *options, "--data", f"images:{photos}", "--size", "32"]
+    arguments = ["adapt", "-m", "deit_tiny_patch16_224", *options, "--data", f"images:{photos}", "--image-size", "32"]
     arguments += ["--batch-size", "6", "--layer-epochs", "1", "--logit-epochs", "1", "--out", str(tmp_path / "run")]
     arguments += ["--variant", "linear", "--set", "workers=0", "--device", "cpu"]
     code, out, _ = run(monkeypatch, capsys, *arguments, "--json")
     assert code == 0
     assert [row["stage"] for row in json.loads(out)["history"]][-1] == "logits"
     model = load_converted(tmp_path / "run" / "model.safetensors")
+    start = read_start(str(tmp_path / "run"))  # for train --init
+    assert start.arguments["embed_dim"] == OPTIONS["embed_dim"]
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 4)
     code, out, _ = run(monkeypatch, capsys, *arguments, "--resume")
     assert code == 0
@@ -193,7 +198,7 @@ def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_pa
     code, out, err = run(monkeypatch, capsys, *words, "--logit-epochs", "3", "--no-learn-gamma")
     assert (code, err) == (0, "")
     assert "blocks.0.attn" in out
-    assert "On images:photos, epochs: layers 2, logits 3, labels 0" in out
+    assert "On images:photos at 224 px, epochs: layers 2, logits 3, labels 0" in out
     code, out, _ = run(monkeypatch, capsys, *words, "--json")
     assert json.loads(out)["epochs"] == {"layers": 2, "logits": 5, "labels": 0}
     assert not list(tmp_path.iterdir())
@@ -201,7 +206,7 @@ def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_pa
 
 WRONG = {
     "--set colour=1": "colour",
-    "--set size=8": "option of its own",
+    "--set image_size=8": "option of its own",
     "--set temperature=0": "got 0",
     "--layer-epochs -1": "got -1",
 }
@@ -213,3 +218,18 @@ def test_wrong_usage(words, monkeypatch, capsys):
     assert code == 2
     assert WRONG[words] in err
     assert err.count("\n") == 1
+
+
+def test_images_have_the_size_that_the_model_was_built_for():
+    assert usual_side(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)) == 64
+    assert usual_side(timm.create_model("swin_tiny_patch4_window7_224", img_size=96)) == 96
+    assert usual_side(torchvision.models.VisionTransformer(48, 16, 1, 2, 8, 16)) == 48
+    assert (
+        usual_side(
+            ViTForImageClassification(
+                ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=80)
+            )
+        )
+        == 80
+    )
+    assert usual_side(torch.nn.TransformerEncoderLayer(8, 2)) == 224

@@ -92,7 +92,10 @@ def trees(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["evaluate", "train", "adapt", "adapt images", "three"])
 def test_commands_end_in_one_line(name, trees, tmp_path):
-    damaged, adapting = f"folder:{trees / 'damaged'}", ["--size", "32", "--batch-size", "2", "--out", tmp_path / "run"]
+    damaged, adapting = (
+        f"folder:{trees / 'damaged'}",
+        ["--image-size", "32", "--batch-size", "2", "--out", tmp_path / "run"],
+    )
     small_vit = [
         "adapt",
         "-m",

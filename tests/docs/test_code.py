@@ -108,7 +108,7 @@ def test_commands_and_options_exist():
 
 def test_training_sizes_are_multiples_of_the_patch():
     """What infsa train refuses: every command on the pages trains a model with patches of 8 pixels."""
-    sizes = [int(s) for line in command_lines() for s in re.findall(r"^infsa train .*--size (\d+)", line)]
+    sizes = [int(s) for line in command_lines() for s in re.findall(r"^infsa train .*--image-size (\d+)", line)]
     assert len(sizes) > 1
     assert not [size for size in sizes if size % 8]
 

@@ -1,6 +1,6 @@
 """What the pages say in words follows from the committed result files: trainings, maps, decays.
 
-A sentence is found by its mark, ``<!-- holds: id -->`` behind it, so that its wording is free.
+A sentence is found by its mark, ``<!--holds:id-->`` behind it, so that its wording is free.
 """
 
 import math
@@ -249,7 +249,7 @@ def ledger_totals():
     counts = read_json(RESULTS / "ledger.json")["counts"]
     order = ("reproduced", "larger than claimed", "not reproduced", "inconclusive", "supported at small scale")
     order += ("differs at small scale", "not testable here")
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("[The ledger]")[2].partition("<!-- holds")[0]
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("[The ledger]")[2].partition("<!--holds")[0]
     total, *said = map(int, re.findall(r"\b\d+\b", text.partition("each of")[2]))
     return said == [counts[verdict] for verdict in order] and total == sum(said) == sum(counts.values())
 
@@ -392,7 +392,7 @@ SENTENCES = {
 
 def marked(document):
     """The ids of the sentences of a document that a test here holds against result files."""
-    return re.findall(r"<!-- holds: ([\w-]+) -->", (ROOT / document).read_text(encoding="utf-8"))
+    return re.findall(r"<!--holds:([\w-]+)-->", (ROOT / document).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("document", "name"), [(d, s) for d, found in SENTENCES.items() for s in found])

@@ -25,11 +25,11 @@ CONTEXT.set_forkserver_preload(
 )
 TINY = {  # every field that a named recipe may set otherwise
     "model": "infvit_linear_tiny", "model_options": {"depth": 2, "embed_dim": 16, "num_heads": 2},
-    "data_options": {"length": 48, "classes": 4}, "size": 32, "val_resize": 32, "epochs": 3, "batch_size": 12,
+    "data_options": {"length": 48, "classes": 4}, "image_size": 32, "val_resize": 32, "epochs": 3, "batch_size": 12,
     "accumulate": 1, "optimizer": "adamw", "lr": 1e-3, "lr_final": 0.0, "warmup_epochs": 1, "weight_decay": 0.05,
     "beta2": 0.98, "clip_norm": 1.0, "ema": 0.0, "label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0, "mix_prob": 1.0,
     "drop_path": 0.0, "crop_min": 0.35, "crop_ratio": 4 / 3, "flip": 0.5, "jitter": (0.3, 0.3, 0.3), "randaugment": 0,
-    "erase": 0.0, "interpolation": "bicubic", "loader": "resident", "workers": 0, "accelerator": "cpu",
+    "erase": 0.0, "interpolation": "bicubic", "loader": "resident", "workers": 0, "device": "cpu",
     "precision": "32-true", "val_every": 1, "save_every": 3, "keep": 3, "log_every": 1,
 }  # fmt: skip
 EVERYTHING = {

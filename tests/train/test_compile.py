@@ -267,7 +267,7 @@ def test_the_cache_of_casts_is_back_after_a_recording():
 def test_recorded_steps_are_eager_ones_within_rounding(tmp_path):
     found = []
     for name, choice in (("on", "on"), ("again", "on"), ("off", "off")):
-        recipe = tiny(**{**RECIPE, "accumulate": 1, "loader": "resident"}, accelerator="gpu", compile=choice)
+        recipe = tiny(**{**RECIPE, "accumulate": 1, "loader": "resident"}, device="cuda", compile=choice)
         run = train(recipe, tmp_path / name)
         found.append(run.notes)
     assert "recorded a step as CUDA graphs" in found[0][-1]

@@ -13,7 +13,7 @@ from tests.data.helpers import one_line, write_shard
 from tests.scripts import load_script
 
 SETS = [
-    "accelerator=cpu", "compile=false", "precision=32-true", "epochs=2", "batch_size=8", "val_every=1", "log_every=1",
+    "device=cpu", "compile=false", "precision=32-true", "epochs=2", "batch_size=8", "val_every=1", "log_every=1",
     'model_options={"depth": 1, "embed_dim": 8, "num_heads": 2, "learn_gamma": true}', "workers=0",
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ WEIGHTS = {  # fields that change the trained weights, one by one
 }  # fmt: skip
 VALIDATION = {"val_data": "", "val_resize": 40, "ema": 0.5}  # fields that change what is validated alone
 SAME = {"workers": 1, "grad_checkpointing": True, "val_every": 2, "save_every": 1, "keep": 1, "log_every": 2}
-ELSEWHERE = {"data", "init", "size", "accumulate", "accelerator", "devices", "nodes", "strategy", "compile"}
+ELSEWHERE = {"data", "init", "image_size", "accumulate", "device", "devices", "nodes", "strategy", "compile"}
 ELSEWHERE |= {"val_share"}
 
 
@@ -100,10 +100,10 @@ def test_grad_checkpointing_reaches_the_model():
 
 
 def test_size_reaches_model_and_data(tmp_path):
-    run = train(tiny(size=40, val_resize=40, epochs=1, warmup_epochs=0), tmp_path)
+    run = train(tiny(image_size=40, val_resize=40, epochs=1, warmup_epochs=0), tmp_path)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["pretrained_cfg"]["input_size"] == [3, 40, 40]
-    assert run.result["recipe"]["size"] == 40
+    assert run.result["recipe"]["image_size"] == 40
 
 
 def test_the_machine_of_a_recipe():
@@ -114,7 +114,7 @@ def test_the_machine_of_a_recipe():
     assert kinds == {"auto": "str", "ddp": "DDPStrategy", "fsdp": "ModelParallelStrategy"}
 
 
-@pytest.mark.parametrize("changes", [{"accelerator": "gpu"}, {"accelerator": "mps"}, {"precision": "16-mixed"}])
+@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"device": "mps"}, {"precision": "16-mixed"}])
 def test_devices_that_are_not_there_are_one_line(changes, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)

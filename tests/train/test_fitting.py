@@ -9,14 +9,16 @@ from tests.data.helpers import write_image
 
 
 @pytest.mark.parametrize("name", ["paper", "deit", "tiny"])  # finetune is filled in from its weights: test_init
-@pytest.mark.parametrize("changes", [{}, {"epochs": 1}, {"epochs": 3, "size": 64}, {"jitter": (0.4, 0.4, 0.4, 0.1)}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"epochs": 1}, {"epochs": 3, "image_size": 64}, {"jitter": (0.4, 0.4, 0.4, 0.1)}]
+)
 def test_every_named_recipe_starts_without_a_gpu(name, changes):
     base = RECIPES[name]
-    recipe, notes = fitted(base.override({**changes, "accelerator": "cpu"}), base, {*changes, "accelerator"})
+    recipe, notes = fitted(base.override({**changes, "device": "cpu"}), base, {*changes, "device"})
     recipe.check()
     assert recipe.precision == "32-true"
     changed = {field for field, value in recipe.as_dict().items() if value != base.as_dict()[field]}
-    assert changed - {*changes, "accelerator"} == {note.split()[0] for note in notes}
+    assert changed - {*changes, "device"} == {note.split()[0] for note in notes}
     assert all("\n" not in note for note in notes)
 
 
@@ -24,7 +26,7 @@ def test_every_named_recipe_starts_without_a_gpu(name, changes):
     ("changes", "field", "value"),
     [
         ({"epochs": 1}, "warmup_epochs", 0.1),
-        ({"size": 128}, "val_resize", 128),
+        ({"image_size": 128}, "val_resize", 128),
         ({"randaugment": 5}, "loader", "workers"),
         ({"interpolation": "lanczos"}, "loader", "workers"),
     ],
@@ -56,7 +58,16 @@ def test_one_epoch_on_a_few_photos(monkeypatch, capsys, tmp_path):
         for index in range(6):
             write_image(tmp_path / "photos" / label / f"{index}.bmp", size=(20, 20))
     (tmp_path / "photos" / "cat" / "notes.txt").write_text("x")
-    words = ["--data", f"folder:{tmp_path / 'photos'}", "--epochs", "1", "--model-option", "depth=1", "--size", "32"]
+    words = [
+        "--data",
+        f"folder:{tmp_path / 'photos'}",
+        "--epochs",
+        "1",
+        "--model-option",
+        "depth=1",
+        "--image-size",
+        "32",
+    ]
     code, out, err = run(monkeypatch, capsys, "train", *words, "--workers", "0", "--out", str(tmp_path / "run"))
     assert (code, err) == (0, "")
     notes = [line for line in out.splitlines() if line.startswith("note: ")]
@@ -69,6 +80,6 @@ def test_help_shows_every_default_and_format(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "train", "--help")
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
-    for words in ("paper 64, deit 1024, tiny 64", "workers|resident", "32-true|bf16-mixed|16-mixed", "X,Y,...",
+    for words in ("paper: 64, deit: 1024, tiny: 64", "workers|resident", "32-true|bf16-mixed|16-mixed", "X,Y,...",
                   "0.4,0.4,0.4,0.1"):  # fmt: skip
         assert words in text

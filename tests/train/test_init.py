@@ -20,7 +20,7 @@ from tests.data.helpers import one_line, write_photos
 from tests.models.helpers import images
 
 TUNE = {
-    "epochs": 2, "batch_size": 4, "warmup_epochs": 1, "workers": 0, "accelerator": "cpu", "val_every": 2,
+    "epochs": 2, "batch_size": 4, "warmup_epochs": 1, "workers": 0, "device": "cpu", "val_every": 2,
 }  # fmt: skip
 NAMES = ["ant", "bee", "cow"]
 
@@ -67,7 +67,7 @@ def test_the_recipe_takes_everything_from_the_weights(form, sources, model):
     assert recipe.model_options == {
         "depth": 2, "embed_dim": 24, "num_heads": 2, "gamma": 0.3, "attention_grid": [4, 4]
     }  # fmt: skip
-    assert (recipe.size, recipe.val_resize, recipe.interpolation) == (32, 40, "bilinear")
+    assert (recipe.image_size, recipe.val_resize, recipe.interpolation) == (32, 40, "bilinear")
     assert (recipe.mean, recipe.std) == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     same = build_model(recipe, NAMES).eval()
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_runs_and_their_checkpoints_are_weights(form, sources):
     source = list_checkpoints(sources / "run" / "checkpoints")[0] if form == "checkpoint" else sources / form
     recipe = completed(tuned("shapes", source))
     wanted = load_model(sources / "run")
-    assert (recipe.model, recipe.size, recipe.mean) == ("infvit_pure_tiny", 32, (0.5, 0.4, 0.3))
+    assert (recipe.model, recipe.image_size, recipe.mean) == ("infvit_pure_tiny", 32, (0.5, 0.4, 0.3))
     found = build_model(recipe, 2).eval()
     with torch.no_grad():
         assert torch.equal(found(images()), wanted(images()))
@@ -88,17 +88,17 @@ def test_runs_and_their_checkpoints_are_weights(form, sources):
 @pytest.mark.parametrize("name", ["infvit_linear_tiny", "infvit_pure_tiny", "vit_tiny", "timm:vit_tiny"])
 def test_shipped_models_by_name(name):
     recipe = completed(tuned("shapes", name))
-    assert (recipe.model, recipe.model_options, recipe.size) == (name.removeprefix("timm:"), {}, 64)
+    assert (recipe.model, recipe.model_options, recipe.image_size) == (name.removeprefix("timm:"), {}, 64)
     weights = infsa.create_model(recipe.model, pretrained=True)
     assert torch.equal(build_model(recipe, 7).patch_embed.proj.weight, weights.patch_embed.proj.weight)
 
 
 def test_what_is_told_wins(sources):
-    told = {"size": 64, "interpolation": "bicubic", "mean": "0.1,0.2,0.3", "val_resize": 70}
+    told = {"image_size": 64, "interpolation": "bicubic", "mean": "0.1,0.2,0.3", "val_resize": 70}
     recipe = completed(tuned("shapes", sources / "saved", **told))
-    assert (recipe.size, recipe.val_resize, recipe.interpolation) == (64, 70, "bicubic")
+    assert (recipe.image_size, recipe.val_resize, recipe.interpolation) == (64, 70, "bicubic")
     assert recipe.mean == (0.1, 0.2, 0.3)
-    assert completed(tuned("shapes", sources / "saved", size=64)).val_resize == 80
+    assert completed(tuned("shapes", sources / "saved", image_size=64)).val_resize == 80
     assert build_model(recipe, 3).pos_embed.shape[1] == 65
 
 
@@ -165,11 +165,11 @@ def test_a_run_and_its_model_belong_to_the_same_run(sources):
     assert run_of(sources / "run") == run_of(sources / "run" / "model") == (sources / "run").resolve()
 
 
-@pytest.mark.parametrize("changes", [{"size": "32"}, {"epochs": "1"}, {}])
+@pytest.mark.parametrize("changes", [{"image_size": "32"}, {"epochs": "1"}, {}])
 def test_what_was_not_asked_for_gives_way_without_touching_what_weights_decide(changes):
     recipe, _, _ = choose_recipe(None, None, [], [], {"init": "infvit_linear_tiny", **changes})
     assert (recipe.val_resize, recipe.interpolation, recipe.loader) == (0, "", "resident")
-    assert completed(recipe).val_resize == int(changes.get("size", 64))
+    assert completed(recipe).val_resize == int(changes.get("image_size", 64))
 
 
 def test_the_command(sources, photos, monkeypatch, capsys, tmp_path):
@@ -209,7 +209,7 @@ def test_a_timm_name_whose_weights_are_on_disk(hub):
     made = timm.create_model("vit_tiny_patch16_224").eval()
     hub("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", lambda folder: save_timm(made, folder))
     recipe = completed(tuned("shapes", "vit_tiny_patch16_224"))
-    assert (recipe.size, recipe.val_resize, recipe.mean) == (224, 248, (0.5, 0.5, 0.5))
+    assert (recipe.image_size, recipe.val_resize, recipe.mean) == (224, 248, (0.5, 0.5, 0.5))
     found = build_model(recipe.override({"init": "timm:vit_tiny_patch16_224"}), 1000).eval()
     with torch.no_grad():
         torch.testing.assert_close(found(images(1, 224, 224)), made(images(1, 224, 224)), atol=1e-4, rtol=1e-4)
@@ -232,7 +232,7 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
     hub("someone/tiny-vit", fill)
     for source in ("hf:someone/tiny-vit", "someone/tiny-vit"):
         recipe = completed(tuned("shapes", source))
-        assert (recipe.size, recipe.mean, read_start(source).data["label_names"]) == (32, (0.5, 0.4, 0.3), NAMES)
+        assert (recipe.image_size, recipe.mean, read_start(source).data["label_names"]) == (32, (0.5, 0.4, 0.3), NAMES)
         found = build_model(recipe, NAMES).eval()
         with torch.no_grad():
             torch.testing.assert_close(found(images()), made(images()).logits, atol=1e-4, rtol=1e-4)
@@ -291,7 +291,7 @@ def test_other_architectures_are_refused(hub):
     [
         ({"model": "vit_tiny"}, "architecture='infvit_pure_tiny'"),
         ({"model_options": {"gamma": 0.9}}, r"gamma=0\.3"),
-        ({"size": 30}, "multiples of the patch"),
+        ({"image_size": 30}, "multiples of the patch"),
     ],
 )
 def test_contradictions_are_one_line(changes, reason, sources, photos, tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from infsa.files import write_json
 from infsa.train import RECIPES, WEIGHT_DECAYS, Recipe, read_recipe
+from infsa.train.resume import check_same_run
 from tests.data.helpers import one_line
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -21,7 +22,7 @@ def test_the_paper():
     paper.check()
     assert (paper.optimizer, paper.lr, paper.lr_final) == ("adamw", 5e-4, 0)
     assert (paper.epochs, paper.warmup_epochs, paper.batch_size) == (300, 10, 64)
-    assert (paper.precision, paper.clip_norm, paper.size, paper.val_resize) == ("16-mixed", 0, 224, 257)
+    assert (paper.precision, paper.clip_norm, paper.image_size, paper.val_resize) == ("16-mixed", 0, 224, 257)
     assert (paper.crop_min, paper.flip, paper.jitter) == (0.08, 0.5, (0.4, 0.4, 0.4, 0.1))
     off = ("mixup", "cutmix", "label_smoothing", "erase", "drop_path", "randaugment", "ema")
     assert all(getattr(paper, name) == 0 for name in off)
@@ -34,7 +35,7 @@ def test_deit_regularises_and_tiny_is_small():
     for recipe in (deit, tiny):
         recipe.check()
     assert all(getattr(deit, name) > 0 for name in ("mixup", "cutmix", "label_smoothing", "erase", "drop_path"))
-    assert tiny.size == 64
+    assert tiny.image_size == 64
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -42,6 +43,17 @@ def test_a_saved_recipe_can_be_read_back(name, tmp_path):
     recipe = RECIPES[name].override({"model_options": {"gamma": 0.5, "attention_options": {"iterations": 2}}})
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.as_dict()))
     assert Recipe().override(read_recipe(tmp_path / "recipe.json")) == recipe
+
+
+def test_a_recipe_of_version_01_can_be_read(tmp_path):
+    old = RECIPES["tiny"].as_dict() | {"size": 48, "accelerator": "gpu"}
+    del old["image_size"], old["device"]
+    (tmp_path / "recipe.json").write_text(json.dumps(old))
+    read = Recipe().override(read_recipe(tmp_path / "recipe.json"))
+    assert (read.image_size, read.device) == (48, "cuda")
+    check_same_run(read, old)
+    with pytest.raises(ValueError, match=one_line("image_size=48, got 64")):
+        check_same_run(read.override({"image_size": 64}), old)
 
 
 def test_as_dict_is_a_copy_of_plain_data():
@@ -114,13 +126,13 @@ def test_an_unreadable_file_is_one_line(name, content, tmp_path):
         {"epochs": 0}, {"batch_size": 0}, {"accumulate": 0}, {"seed": -1}, {"lr": -1e-3}, {"lr": math.nan},
         {"weight_decay": -1}, {"warmup_epochs": -1}, {"warmup_epochs": 300}, {"beta2": 1}, {"beta2": -0.1}, {"ema": 1},
         {"clip_norm": -1}, {"label_smoothing": 1}, {"mixup": -0.1}, {"cutmix": -1}, {"mix_prob": 1.1},
-        {"drop_path": 1}, {"size": 0}, {"val_resize": 223}, {"crop_min": 0}, {"crop_min": 1.1}, {"crop_ratio": 0.9},
-        {"flip": 1.5}, {"randaugment": 11}, {"erase": -0.1}, {"workers": -1}, {"devices": 0}, {"nodes": 0},
-        {"val_every": 0}, {"save_every": -1}, {"keep": 0}, {"log_every": 0}, {"model": "resnet50"},
-        {"optimizer": "adamx"}, {"strategy": "fsdp", "precision": "16-mixed"}, {"jitter": (-1, 0, 0)},
-        {"jitter": (0.1,)}, {"jitter": ()}, {"jitter": (0, 0, 0, 0, 9)}, {"jitter": (math.nan, 0, 0)},
-        {"jitter": (0, 0, 0, 0.6)}, {"interpolation": "cubic"}, {"lr": math.inf}, {"crop_ratio": math.inf},
-        {"weight_decay": math.inf}, {"mixup": math.inf}, {"seed": 2**64},
+        {"drop_path": 1}, {"image_size": 0}, {"val_resize": 223}, {"crop_min": 0}, {"crop_min": 1.1},
+        {"crop_ratio": 0.9}, {"flip": 1.5}, {"randaugment": 11}, {"erase": -0.1}, {"workers": -1},
+        {"devices": 0}, {"nodes": 0}, {"val_every": 0}, {"save_every": -1}, {"keep": 0}, {"log_every": 0},
+        {"model": "resnet50"}, {"optimizer": "adamx"}, {"strategy": "fsdp", "precision": "16-mixed"},
+        {"jitter": (-1, 0, 0)}, {"jitter": (0.1,)}, {"jitter": ()}, {"jitter": (0, 0, 0, 0, 9)},
+        {"jitter": (math.nan, 0, 0)}, {"jitter": (0, 0, 0, 0.6)}, {"interpolation": "cubic"}, {"lr": math.inf},
+        {"crop_ratio": math.inf}, {"weight_decay": math.inf}, {"mixup": math.inf}, {"seed": 2**64},
         {"loader": "resident", "jitter": (0, 0, 0, 0.1)},
         {"loader": "resident", "jitter": (0, 0, 0), "interpolation": "lanczos"},
         {"loader": "resident", "jitter": (0, 0, 0), "randaugment": 9},

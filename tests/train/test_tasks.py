@@ -18,8 +18,8 @@ from infsa.train.recipe import DRAWN, RECIPES
 from .helpers import TINY
 
 FIELDS = TINY | DRAWN | {
-    "data": "megapixel-digits", "data_options": {"length": 24, "noise": 2, "side": 176}, "size": 48, "val_resize": 48,
-    "epochs": 2, "warmup_epochs": 0.5, "label_smoothing": 0.1, "mixup": 0.2,
+    "data": "megapixel-digits", "data_options": {"length": 24, "noise": 2, "side": 176}, "image_size": 48,
+    "val_resize": 48, "epochs": 2, "warmup_epochs": 0.5, "label_smoothing": 0.1, "mixup": 0.2,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """``infsa adapt``: convert a model and train it to do what the original did."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +39,9 @@ def adapt(
     logit_epochs: Annotated[int, options.number("Epochs that match the logits.", 0)] = 5,
     label_epochs: Annotated[int, options.number("Epochs of fine-tuning on labels.", 0)] = 0,
     setting: Annotated[list[str] | None, typer.Option("--set", help=FIELDS)] = None,
-    size: Annotated[int, options.number("Side of the images in pixels.")] = 224,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of the images in pixels.", show_default="the model's")
+    ] = None,
     batch_size: Annotated[int, options.number("Images per step.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of data order and augmentation.", callback=checked(check_seed))] = 0,
     device: options.Device = "auto",
@@ -57,12 +60,13 @@ def adapt(
     from ..conversion import convert, open_model, plan_conversion, save_converted
     from ..data.paths import few
     from ..train.adapt import adapt as adapt_model
-    from ..train.adaptation import STAGES, Adaptation
+    from ..train.adaptation import STAGES, Adaptation, usual_side
 
     extra, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
     named: dict[str, Any] = {
         "data": data, "layer_epochs": layer_epochs, "logit_epochs": logit_epochs, "label_epochs": label_epochs,
-        "size": size, "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),
+        "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),
+        "image_size": 224 if image_size is None else image_size,
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
         raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
@@ -71,15 +75,19 @@ def adapt(
     place = options.chosen_device(device)
     console = Console(quiet=as_json)
     original = open_model(model, weights, pretrained, extra)
+    if image_size is None:
+        plan = replace(plan, image_size=usual_side(original))
     settings: dict[str, Any] = {
         "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": "surgery" if surgery else "swap",
     }  # fmt: skip
     if plan_only:
         layers = plan_conversion(original, variant, include=include, exclude=exclude, **settings)  # type: ignore[arg-type]
         stages = {stage: plan.epochs(stage) for stage in STAGES}
-        options.print_json({"model": model, **layers.as_dict(), "data": data, "epochs": stages}, as_json)
+        images = {"data": data, "image_size": plan.image_size}
+        options.print_json({"model": model, **layers.as_dict(), **images, "epochs": stages}, as_json)
         console.print(plan_table(layers, model))
-        console.print(f"On {data}, epochs: {', '.join(f'{stage} {count}' for stage, count in stages.items())}")
+        epochs = ", ".join(f"{stage} {count}" for stage, count in stages.items())
+        console.print(f"On {data} at {plan.image_size} px, epochs: {epochs}")
         return
     if weights is None and not pretrained:
         console.print("note: the original has random weights; --pretrained or --weights gives it trained ones")

@@ -50,7 +50,7 @@ def bench(
         list[str] | None, typer.Option(help="1024 or 512x768; repeatable.", show_default="224; 512 in a search")
     ] = None,
     mode: Annotated[list[str] | None, typer.Option(help="infer or train; repeatable.", show_default="infer")] = None,
-    batch: Annotated[int, number("Images per call.")] = 1,
+    batch_size: Annotated[int, number("Images per call.")] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="float32 on a CPU, else bfloat16")
     ] = None,
@@ -113,7 +113,7 @@ def bench(
         "cap": cap,
     }  # fmt: skip
     axes = {"mechanism": mechanism, "config": config, "resolution": resolution, "mode": mode}
-    fields = {"batch": batch, "dtype": dtype, "compile": compile, "part": part, "energy": energy}
+    fields = {"batch": batch_size, "dtype": dtype, "compile": compile, "part": part, "energy": energy}
     presets = [*(preset or []), *(["quick"] if quick else [])]
     if presets == ["quick"]:
         chosen = QUICK | {name: value for name, value in chosen.items() if value is not None}

@@ -22,7 +22,7 @@ def export(
     fixed: Annotated[
         bool, typer.Option("--fixed", help="Fix batch 1 and the image size, for runtimes that need it.")
     ] = False,
-    size: Annotated[
+    image_size: Annotated[
         int | None, typer.Option(help="Side of the images with --fixed.", show_default="the model's")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")] = False,
@@ -38,14 +38,14 @@ def export(
     """
     from ..models.exporting import as_dict, export_model
 
-    if size is not None and size < 1:
-        raise typer.BadParameter(f"--size must be 1 or more, got {size}")
-    if size is not None and not fixed:
-        raise typer.BadParameter("--size goes with --fixed; without it images of any size are taken")
+    if image_size is not None and image_size < 1:
+        raise typer.BadParameter(f"--image-size must be 1 or more, got {image_size}")
+    if image_size is not None and not fixed:
+        raise typer.BadParameter("--image-size goes with --fixed; without it images of any size are taken")
     network = chosen_model(model)
     console = Console(quiet=as_json)
     with console.status(f"Exporting {model} ..."):
-        done = export_model(network, out, kind, fixed=fixed, size=size, overwrite=overwrite)
+        done = export_model(network, out, kind, fixed=fixed, size=image_size, overwrite=overwrite)
     print_json(as_dict(done), as_json)
     console.print(exported_table(done))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.presets import PRESETS
+from ..train.recipe import current
 from .sources import Sources
 
 SHARDS = ("tiny-imagenet-a.json", "tiny-imagenet-b.json")
@@ -26,14 +27,15 @@ def changes(recipe: Recipe, name: str) -> bool:
     return any(value) if isinstance(value, list | tuple) else value != OFF.get(name, 0)
 
 
-def training(recipes: list[Recipe], seeds: int) -> str:
+def training(recipes: list[dict[str, Any]], seeds: int) -> str:
     """Model, optimiser, augmentation, epochs and seeds of some runs."""
+    recipes = [current(recipe) for recipe in recipes]
     models = [{**PRESETS[recipe["model"]], **recipe["model_options"]} for recipe in recipes]
     used = [label for name, label in AUGMENTATIONS.items() if any(changes(recipe, name) for recipe in recipes)]
     depth, width, heads = (values_of(models, name) for name in ("depth", "embed_dim", "num_heads"))
     parts = [
         f"{depth} layers of width {width}, {heads} heads",
-        f"{values_of(recipes, 'size')}-pixel images",
+        f"{values_of(recipes, 'image_size')}-pixel images",
         values_of(recipes, "optimizer").replace("nmuon", "Muon (timm's nmuon)"),
         f"lr {values_of(recipes, 'lr')}",
         f"{values_of(recipes, 'epochs')} epochs of batch {values_of(recipes, 'batch_size')}",

@@ -151,7 +151,7 @@ def _check_data(study: Study) -> None:
     opened: dict[str, int] = {}
     for point in study.points:
         recipe = vary(study.recipe, point)
-        key = str((recipe.data, recipe.val_data, recipe.data_options, recipe.size))
+        key = str((recipe.data, recipe.val_data, recipe.data_options, recipe.image_size))
         if key not in opened:
             opened[key] = len(open_splits(recipe)[0])
         options = machine_options(recipe)
@@ -198,7 +198,7 @@ def _quality(study: Study, point: Point, folder: Path) -> dict[str, float]:
     """MoRF, LeRF and boxes of a finished run; nothing for a mechanism without a map."""
     subject = Subject(name="model", group="model", source=str(folder / "model"))
     try:
-        subject.load().attention_maps(torch.zeros(1, 3, study.recipe.size, study.recipe.size))
+        subject.load().attention_maps(torch.zeros(1, 3, study.recipe.image_size, study.recipe.image_size))
     except ValueError:
         return {}
     recipe = vary(study.recipe, point)

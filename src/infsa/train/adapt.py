@@ -22,6 +22,7 @@ from .checkpoint import list_checkpoints, newest_checkpoint, write_checkpoint
 from .distill import class_logits, layer_loss, logit_loss, recorded_calls
 from .feed import Feed, skip_log
 from .module import STEP_SEED, smoothed
+from .recipe import current
 from .state import gather_state, restore_state
 
 Watcher = Callable[[dict[str, Any]], None]
@@ -89,9 +90,10 @@ class Adapter:
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         _, tensors, facts, _ = newest_checkpoint(self.out / "checkpoints")
+        before = current(facts["plan"])
         for name, value in self.plan.as_dict().items():
-            if name not in FREE and facts["plan"].get(name, value) != value:
-                raise ValueError(f"the run was started with {name}={facts['plan'][name]!r}, got {value!r}")
+            if name not in FREE and before.get(name, value) != value:
+                raise ValueError(f"the run was started with {name}={before[name]!r}, got {value!r}")
         if facts["settings"] != self.settings:
             raise ValueError("the run was started with a model that was converted otherwise")
         return tensors, facts

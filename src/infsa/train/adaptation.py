@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from ..data import ImageDataset, ImageFiles, SkipLog
 from ..data.paths import existing_folder, images_below
 from .feed import open_splits, skip_log
@@ -36,7 +38,7 @@ class Adaptation:
     weight_decay: float = 0.02
     clip_norm: float = 1.0
     batch_size: int = 128
-    size: int = 224
+    image_size: int = 224
     crop_min: float = 0.35
     jitter: tuple[float, ...] = (0.3, 0.3, 0.3)
     interpolation: str = "bicubic"
@@ -51,7 +53,7 @@ class Adaptation:
         for name in ("layer_epochs", "logit_epochs", "label_epochs", "workers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        for name in ("batch_size", "size", "save_every", "log_every"):
+        for name in ("batch_size", "image_size", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if not 0 < self.temperature < math.inf:
@@ -73,8 +75,17 @@ class Adaptation:
         shared = {field.name for field in dataclasses.fields(Recipe)} & {f.name for f in dataclasses.fields(self)}
         fields = {name: getattr(self, name) for name in shared} | {"compile": "on" if self.compile else "off"}
         epochs = max(1, self.epochs(stage))
-        resize = {"val_resize": self.size, "epochs": epochs, "warmup_epochs": self.warmup * epochs}
+        resize = {"val_resize": self.image_size, "epochs": epochs, "warmup_epochs": self.warmup * epochs}
         return Recipe(lr=getattr(self, f"{stage[:-1]}_lr"), **resize, **fields)  # type: ignore[arg-type]
+
+
+def usual_side(model: nn.Module) -> int:
+    """The side of the images that a model of timm, Hugging Face or torchvision was built for; 224 if it says none."""
+    config, default = getattr(model, "config", None), getattr(model, "default_cfg", None) or {}
+    places = (getattr(model, "patch_embed", None), "img_size"), (model, "image_size"), (config, "image_size")
+    found = [size for place, name in places if (size := getattr(place, name, None))]
+    found.append(default.get("input_size", (3, 224))[1:])
+    return int(found[0] if isinstance(found[0], int) else found[0][0])
 
 
 def open_images(plan: Adaptation, out: Path) -> tuple[ImageDataset, ImageDataset, bool]:

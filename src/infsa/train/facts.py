@@ -7,7 +7,7 @@ from typing import Any
 from .recipe import Recipe
 
 TOLD = ("model", "data", "val_data", "init", "epochs", "batch_size", "optimizer", "lr", "seed")  # told in any case
-MACHINE = ("accelerator", "devices", "nodes", "strategy", "workers", "save_every", "keep", "log_every", "val_every")
+MACHINE = ("device", "devices", "nodes", "strategy", "workers", "save_every", "keep", "log_every", "val_every")
 
 
 def training_facts(

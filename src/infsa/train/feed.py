@@ -104,7 +104,7 @@ def _given(data: str, recipe: Recipe, logs: Path | None, split: str) -> dict[str
     """What the run itself tells a dataset."""
     side = SIDES.get(data.partition(":")[0])
     if side is not None:
-        return {} if side in recipe.data_options else {side: recipe.size}
+        return {} if side in recipe.data_options else {side: recipe.image_size}
     return {} if logs is None or "skipped" in recipe.data_options else {"skipped": SkipLog(skip_log(logs, split))}
 
 
@@ -177,14 +177,14 @@ class Feed:
         self.recipe, self.order, self.device = recipe, order, device
         self.resident: ResidentViews | DrawnViews | None = None
         resample = {"interpolation": recipe.interpolation, **colours}
-        transform = ValTransform(recipe.size, crop_pct=recipe.size / recipe.val_resize, **resample)
+        transform = ValTransform(recipe.image_size, crop_pct=recipe.image_size / recipe.val_resize, **resample)
         workers = recipe.workers
-        self.blank = torch.zeros(1, 3, recipe.size, recipe.size)
+        self.blank = torch.zeros(1, 3, recipe.image_size, recipe.image_size)
         longest, at_once = -(-len(val) // order.world), 128
         self.val: Iterable[Any] = validation_loader(val, transform, at_once, workers, order.rank, order.world)
         if isinstance(train, DrawnDataset) and isinstance(val, DrawnDataset):
             at_once = recipe.batch_size // (order.world * order.accumulate)
-            self.resident, seen = (DrawnViews(own, recipe.size, device=device, **colours) for own in (train, val))
+            self.resident, seen = (DrawnViews(own, recipe.image_size, device=device, **colours) for own in (train, val))
             self.val = seen.batches(at_once, order.rank, order.world)
         elif recipe.loader == "resident":
 
@@ -192,7 +192,7 @@ class Feed:
                 if watch is not None:
                     watch({"kind": "reading", "done": done, "total": len(train)})
 
-            pixels, labels = load_resident(train, recipe.size, workers, recipe.interpolation, tell)
+            pixels, labels = load_resident(train, recipe.image_size, workers, recipe.interpolation, tell)
             held, fused = (pixels.to(device), labels.to(device)), recipe.compile == "on"
             self.resident = ResidentViews(*held, compile=fused, **views)
             reason = why_not(lambda: next(iter(self.training(0, 1)))) if fused else None
@@ -202,7 +202,7 @@ class Feed:
                     watch({"kind": "note", "text": f"not compiled, views are made eagerly: {reason}"})
             self.val = [(batch[0].to(device), batch[1].to(device)) for batch in self.val]
         else:
-            self.views = KeyedViews(train, TrainTransform(recipe.size, randaugment=recipe.randaugment, **views))
+            self.views = KeyedViews(train, TrainTransform(recipe.image_size, randaugment=recipe.randaugment, **views))
         self.rounds = -(-longest // at_once)  # forward passes of the rank with most images
 
     def training(self, start: int, end: int) -> "Batches | ResidentStream":

@@ -177,15 +177,15 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
-    accelerator = recipe.accelerator
-    if accelerator == "auto":
-        accelerator = "gpu" if torch.cuda.is_available() else "cpu"  # MPS has to be asked for
-    if accelerator == "gpu" and torch.cuda.device_count() < devices:
+    device: str = recipe.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"  # MPS has to be asked for
+    if device == "cuda" and torch.cuda.device_count() < devices:
         raise ValueError(f"devices must be at most the {torch.cuda.device_count()} GPUs of this machine, got {devices}")
-    if accelerator == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("accelerator='mps' is not available on this machine")
-    if accelerator != "gpu" and recipe.precision == "16-mixed":
-        raise ValueError(f"precision '16-mixed' needs a GPU; on the {accelerator} use '32-true' or 'bf16-mixed'")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device='mps' is not available on this machine")
+    if device != "cuda" and recipe.precision == "16-mixed":
+        raise ValueError(f"precision '16-mixed' needs a GPU; on {device} use '32-true' or 'bf16-mixed'")
     strategy: Any = "auto"
     world = devices * nodes
     if recipe.strategy == "fsdp":
@@ -194,7 +194,7 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
         strategy = DDPStrategy(gradient_as_bucket_view=True)
     slurm = SLURMEnvironment.detect()
     return {
-        "accelerator": accelerator,
+        "accelerator": device,
         "devices": devices,
         "num_nodes": nodes,
         "strategy": strategy,

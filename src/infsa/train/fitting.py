@@ -28,9 +28,9 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
             notes.append(f"{name} {_word(getattr(recipe, name))} became {_word(value)}: {reason}")
             recipe = replace(recipe, **{name: value})
 
-    if recipe.size != base.size and recipe.size > 0 and base.size:
-        resize = round(recipe.size * base.val_resize / base.size)
-        change("val_resize", resize, f"in proportion to the size {recipe.size}")
+    if recipe.image_size != base.image_size and recipe.image_size > 0 and base.image_size:
+        resize = round(recipe.image_size * base.val_resize / base.image_size)
+        change("val_resize", resize, f"in proportion to the size {recipe.image_size}")
     if recipe.warmup_epochs >= recipe.epochs > 0:
         change("warmup_epochs", recipe.epochs / 10, "a tenth of the epochs")
     for name, value in DRAWN.items() if recipe.data.partition(":")[0] in ANSWERS_OF_PLACE else ():
@@ -41,7 +41,7 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
         reasons |= {recipe.interpolation: recipe.interpolation not in ("", "bilinear", "bicubic", "nearest")}
         for reason in (name for name, wanted in reasons.items() if wanted):
             change("loader", "workers", f"the other has no {reason}")
-    gpu = recipe.accelerator in ("auto", "gpu") and torch.cuda.is_available()
+    gpu = recipe.device in ("auto", "cuda") and torch.cuda.is_available()
     if not gpu and recipe.precision != "32-true":
         change("precision", "32-true", "without a GPU the others are slow or missing")
     elif gpu and recipe.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -22,13 +22,20 @@ from ..models.adopt import adopt_hugging_face, adopt_timm, data_facts, is_plain_
 from ..models.folder import DEFAULT_ARCHITECTURE, plain, resolved_arguments
 from ..models.header import permitted_arguments, read_header
 from ..models.presets import SHIPPED, fit_weights, shipped_weights
-from ..models.weights import check_same_model, read_data_config, weight_file
+from ..models.weights import WEIGHTS, check_same_model, read_data_config, weight_file
 from .checkpoint import list_checkpoints, newest_checkpoint, read_checkpoint
-from .recipe import Recipe
+from .recipe import Recipe, current
 
 FOLLOWS = ("num_classes", "img_size", "drop_path_rate")  # arguments of the model that follow from other fields
 COLOURS = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
-OPEN = ("model", "size", "val_resize", "interpolation", "mean", "std")  # fields that weights fill where they are empty
+OPEN = (
+    "model",
+    "image_size",
+    "val_resize",
+    "interpolation",
+    "mean",
+    "std",
+)  # fields that weights fill where they are empty
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ def read_start(source: str) -> Start:
 
 def _from_path(path: Path) -> Start:
     """Weights from a file, a saved folder, a run or a checkpoint."""
-    if path.is_dir() and list_checkpoints(path / "checkpoints") and not (path / "model").is_dir():
+    saved = (path / "model").is_dir() or (path / WEIGHTS).is_file()
+    if path.is_dir() and list_checkpoints(path / "checkpoints") and not saved:
         file, tensors, facts, _ = newest_checkpoint(path / "checkpoints")
         return _from_checkpoint(file, tensors, facts)
     if path.is_dir() and is_plain_vit(path):
@@ -99,12 +107,12 @@ def _from_checkpoint(file: Path, tensors: dict[str, Tensor], facts: dict[str, An
     weights |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
     if recipe.model not in list_models():
         raise ValueError(f"{file} holds an unknown model {recipe.model!r}")
-    options = {**recipe.model_options, "img_size": recipe.size, "num_classes": _classes(weights)}
+    options = {**recipe.model_options, "img_size": recipe.image_size, "num_classes": _classes(weights)}
     permitted_arguments(options, tuple(list_models()), f"{file}: its recipe")
     with torch.device("meta"):
         model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
     arguments = plain(resolved_arguments(model)) | {"architecture": recipe.model}
-    data: dict[str, Any] = {"crop_pct": recipe.size / recipe.val_resize, "interpolation": recipe.interpolation}
+    data: dict[str, Any] = {"crop_pct": recipe.image_size / recipe.val_resize, "interpolation": recipe.interpolation}
     data |= {name: getattr(recipe, name) for name in ("mean", "std") if getattr(recipe, name)}
     return Start(str(file), weights, arguments, data)
 
@@ -121,7 +129,7 @@ def completed(recipe: Recipe, run: Path | None = None) -> Recipe:
     if not recipe.init or not empty:
         return recipe
     if run is not None and list_checkpoints(run / "checkpoints"):  # the weights of init may be gone
-        saved = newest_checkpoint(run / "checkpoints")[2]["recipe"]
+        saved = current(newest_checkpoint(run / "checkpoints")[2]["recipe"])
         names = [*empty, *(["model_options"] if "model" in empty else [])]
         return recipe.override({name: saved[name] for name in names if name in saved})
     return _fitted(recipe, read_start(recipe.init))
@@ -134,9 +142,9 @@ def _fitted(recipe: Recipe, start: Start) -> Recipe:
         if not start.arguments:
             raise ValueError(f"{recipe.init} does not say which model it belongs to: name it with model")
         changes |= {"model": start.model, "model_options": _options(start) | recipe.model_options}
-    size = recipe.size or _square(start)
+    size = recipe.image_size or _square(start)
     crop, view = start.data.get("crop_pct") or 1.0, start.data.get("interpolation")
-    changes |= {"size": size, "val_resize": recipe.val_resize or int(size / crop + 1e-9)}
+    changes |= {"image_size": size, "val_resize": recipe.val_resize or int(size / crop + 1e-9)}
     changes |= {"interpolation": recipe.interpolation or view or "bicubic"}
     for name, usual in COLOURS.items():
         changes[name] = getattr(recipe, name) or tuple(start.data.get(name) or usual)
@@ -196,4 +204,4 @@ def load_start(model: InfViT, recipe: Recipe, classes: int | Sequence[str]) -> s
     else:
         head = f"a new classifier: {len(wanted)} classes instead of {count}" + (f", {len(kept)} known" if kept else "")
     stem = f", and a new stem: {model.stem!r} takes no weights of another" if new_stem else ""
-    return f"starting from {recipe.init} at {recipe.size} px, with {head}{stem}"
+    return f"starting from {recipe.init} at {recipe.image_size} px, with {head}{stem}"

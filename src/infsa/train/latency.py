@@ -16,7 +16,7 @@ def measuring_device(recipe: Recipe) -> torch.device:
     """Where a recipe's finished model is measured: the first GPU, unless there is none or the recipe asks for
     the CPU.
     """
-    return torch.device("cpu" if recipe.accelerator == "cpu" or not torch.cuda.is_available() else "cuda")
+    return torch.device("cpu" if recipe.device == "cpu" or not torch.cuda.is_available() else "cuda")
 
 
 def measure_latency(
@@ -30,7 +30,7 @@ def measure_latency(
     model = build_model(recipe, classes).to(device)
     run: Any = torch.compile(model) if recipe.compile == "on" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    images = torch.randn(batch, 3, recipe.size, recipe.size, device=device)
+    images = torch.randn(batch, 3, recipe.image_size, recipe.image_size, device=device)
     labels = torch.arange(batch, device=device) % classes
     half = AUTOCAST[recipe.precision]
 

@@ -132,7 +132,7 @@ def build_model(
     other weights.
     """
     count = classes if isinstance(classes, int) else len(classes)
-    options = {"num_classes": count, "img_size": recipe.size, **recipe.model_options}
+    options = {"num_classes": count, "img_size": recipe.image_size, **recipe.model_options}
     if recipe.drop_path:
         options.setdefault("drop_path_rate", recipe.drop_path)
     with torch.random.fork_rng(devices=[]):
@@ -140,7 +140,9 @@ def build_model(
         model: InfViT = timm.create_model(recipe.model, **options)  # type: ignore[assignment]
         if recipe.weight_init != "normal":
             model.init_weights(recipe.weight_init)
-    model.grid_of(torch.empty(1, model.in_chans, recipe.size, recipe.size, device="meta"))  # refuses odd sizes early
+    model.grid_of(
+        torch.empty(1, model.in_chans, recipe.image_size, recipe.image_size, device="meta")
+    )  # refuses odd sizes early
     describe_data(model, **{name: getattr(recipe, name) for name in ("mean", "std") if getattr(recipe, name)})
     if recipe.init and fresh:
         line = load_start(model, recipe, classes)

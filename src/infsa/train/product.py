@@ -17,7 +17,7 @@ def trained_model(recipe: Recipe, tasks: Tasks, tensors: Mapping[str, Tensor]) -
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     state |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
     model.load_state_dict(state)
-    view = {"crop_pct": recipe.size / recipe.val_resize, "interpolation": recipe.interpolation}
+    view = {"crop_pct": recipe.image_size / recipe.val_resize, "interpolation": recipe.interpolation}
     several = {"tasks": tasks.as_list()} if len(tasks) > 1 else {}
     describe_data(model, label_names=tasks.names, **view, **several)
     return model

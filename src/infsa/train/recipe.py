@@ -59,7 +59,7 @@ class Recipe:
     drop_path: float = 0.0  # drop-path (stochastic depth) rate of the last block
 
     # Images and augmentation
-    size: int = 224  # input size in pixels; 0: that of --init
+    image_size: int = 224  # side of the input in pixels; 0: that of --init
     val_resize: int = 257  # shorter side before the centre crop; 0: that of --init
     crop_min: float = 0.08  # smallest area of a random crop, as a share of the image
     crop_ratio: float = 4 / 3  # largest aspect ratio of a random crop, or its inverse
@@ -74,7 +74,7 @@ class Recipe:
     workers: int = 2  # loader processes per device
 
     # Machine
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"  # device type
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # device type
     devices: int = 1  # devices per node
     nodes: int = 1  # machines
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # parallel training; auto: ddp with several processes
@@ -97,7 +97,7 @@ class Recipe:
             >>> RECIPES["paper"].override({"batch_size": "128", "jitter": "0.4,0.4,0.4"}).jitter
             (0.4, 0.4, 0.4)
         """
-        hints = typing.get_type_hints(Recipe)
+        hints, changes = typing.get_type_hints(Recipe), current(changes)
         for name in changes:
             if name not in hints:
                 raise ValueError(f"unknown field {name!r} of a recipe; known are {', '.join(hints)}")
@@ -110,7 +110,7 @@ class Recipe:
         """The fields as plain data, for JSON.
 
         Example:
-            >>> RECIPES["tiny"].as_dict()["size"]
+            >>> RECIPES["tiny"].as_dict()["image_size"]
             64
         """
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -153,15 +153,15 @@ class Recipe:
             raise ValueError(f"weight_init={self.weight_init!r} and init={self.init!r} exclude each other: give one")
         check_view(seed=self.seed, jitter=self.jitter)
         check_interpolation(self.interpolation)
-        for name, field in (("num_classes", "data"), ("img_size", "size"), ("drop_path_rate", "drop_path")):
+        for name, field in (("num_classes", "data"), ("img_size", "image_size"), ("drop_path_rate", "drop_path")):
             if name in self.model_options:
                 raise ValueError(f"model_options may not set {name}: it follows from the recipe's field {field!r}")
         for name in sorted(self.model_options.keys() - ARGUMENTS.keys()):
             raise ValueError(f"model_options do not fit {self.model}: InfViT takes no argument {name!r}")
         if self.val_data and self.val_share:
             raise ValueError(f"val_data={self.val_data!r} and val_share={self.val_share} exclude each other: give one")
-        if self.val_resize < self.size:
-            raise ValueError(f"val_resize must be at least the size {self.size}, got {self.val_resize}")
+        if self.val_resize < self.image_size:
+            raise ValueError(f"val_resize must be at least image_size={self.image_size}, got {self.val_resize}")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs must be fewer than the {self.epochs} epochs, got {self.warmup_epochs}")
         if self.strategy == "fsdp" and self.precision == "16-mixed":
@@ -214,8 +214,8 @@ class Recipe:
 
 LEAST = {
     "seed": 0, "epochs": 1, "batch_size": 1, "accumulate": 1, "lr": 0.0, "lr_final": 0.0, "warmup_epochs": 0.0,
-    "weight_decay": 0.0, "clip_norm": 0.0, "mixup": 0.0, "cutmix": 0.0, "size": 1, "crop_ratio": 1.0, "workers": 0,
-    "devices": 1, "nodes": 1, "val_every": 1, "save_every": 0, "keep": 1, "log_every": 1,
+    "weight_decay": 0.0, "clip_norm": 0.0, "mixup": 0.0, "cutmix": 0.0, "image_size": 1, "crop_ratio": 1.0,
+    "workers": 0, "devices": 1, "nodes": 1, "val_every": 1, "save_every": 0, "keep": 1, "log_every": 1,
 }  # fmt: skip
 RANGES = {
     "beta2": (0, 1), "ema": (0, 1), "label_smoothing": (0, 1), "drop_path": (0, 1), "mix_prob": (0, 1),
@@ -228,6 +228,8 @@ DRAWN: dict[str, Any] = {
 }  # fmt: skip
 UNSUPPORTED = ("adahessian", "bnb", "fused", "kron")  # second derivatives, further packages, lists as states
 CLOSED = {"mix_prob", "flip", "erase", "randaugment"}
+
+RENAMED = {"size": "image_size", "accelerator": "device"}  # fields by the names of version 0.1
 
 WEIGHT_DECAYS = (1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2)  # the range that the paper sweeps
 
@@ -243,12 +245,12 @@ RECIPES = {
     # 64 px at patch 8, images kept on the device; minutes on a CPU with the generated shapes
     "tiny": Recipe(
         data_options={"length": 2400}, epochs=8, batch_size=64, optimizer="nmuon", lr=2e-3, warmup_epochs=1,
-        weight_decay=0.1, beta2=0.95, clip_norm=1.0, label_smoothing=0.05, size=64, val_resize=64, crop_min=0.35,
+        weight_decay=0.1, beta2=0.95, clip_norm=1.0, label_smoothing=0.05, image_size=64, val_resize=64, crop_min=0.35,
         jitter=(0.3, 0.3, 0.3), interpolation="bilinear", loader="resident",
     ),
     # From weights to one's own classes: hundreds of images, minutes on a CPU; model, size and views are the weights'
     "finetune": Recipe(
-        model="", init="infvit_linear_tiny", size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
+        model="", init="infvit_linear_tiny", image_size=0, val_resize=0, interpolation="", epochs=20, batch_size=32,
         lr=5e-4, warmup_epochs=1, weight_decay=0.05, layer_decay=0.75, clip_norm=1.0, label_smoothing=0.1,
         crop_min=0.5, jitter=(0.2, 0.2, 0.2), loader="resident",
     ),
@@ -264,7 +266,13 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a readable {Path(path).suffix or 'TOML'} file: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold fields of a recipe with their values, got {fields!r}")
-    return fields
+    return current(fields)
+
+
+def current(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that was saved by an earlier version, under their names and with the values of today."""
+    named = {RENAMED.get(name, name): value for name, value in fields.items()}
+    return named | ({"device": "cuda"} if named.get("device") == "gpu" else {})
 
 
 def _kind(data: str) -> str:

@@ -8,20 +8,21 @@ from torch import Tensor
 
 from ..data.parts import what_changed
 from .checkpoint import list_checkpoints, newest_checkpoint, write_checkpoint
-from .recipe import Recipe
+from .recipe import Recipe, current
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and facts of a checkpoint
 Tell = Callable[[str], None]
 
 # What may change when a run continues: where it runs and what it records, not what it computes
 FREE = {
-    "accelerator", "devices", "nodes", "strategy", "compile", "workers", "save_every", "keep", "log_every",
+    "device", "devices", "nodes", "strategy", "compile", "workers", "save_every", "keep", "log_every",
     "accumulate", "grad_checkpointing",
 }  # fmt: skip
 
 
 def check_same_run(recipe: Recipe, saved: dict[str, Any], more_epochs: bool = False) -> None:
     """Refuse to continue with a recipe that computes something else; with ``more_epochs`` it may last longer."""
+    saved = current(saved)
     for name, value in recipe.as_dict().items():
         before = saved.get(name, value)
         if name in FREE or before == value or (more_epochs and name == "epochs" and value > before):
