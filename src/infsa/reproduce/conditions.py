@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.presets import PRESETS
-from ..train.recipe import current
 from .sources import Sources
 
 SHARDS = ("tiny-imagenet-a.json", "tiny-imagenet-b.json")
@@ -29,7 +28,7 @@ def changes(recipe: Recipe, name: str) -> bool:
 
 def training(recipes: list[dict[str, Any]], seeds: int) -> str:
     """Model, optimiser, augmentation, epochs and seeds of some runs."""
-    recipes = [current(recipe) for recipe in recipes]
+    recipes = [{"image_size": recipe.get("size"), **recipe} for recipe in recipes]  # ``size``: its name before 0.2
     models = [{**PRESETS[recipe["model"]], **recipe["model_options"]} for recipe in recipes]
     used = [label for name, label in AUGMENTATIONS.items() if any(changes(recipe, name) for recipe in recipes)]
     depth, width, heads = (values_of(models, name) for name in ("depth", "embed_dim", "num_heads"))
