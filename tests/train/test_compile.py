@@ -226,6 +226,7 @@ def test_old_recipes_say_true_or_false():
     [
         ({}, 1, None),
         ({}, 2, "several processes"),
+        ({"strategy": "ddp"}, 1, "strategy ddp"),
         ({"accumulate": 2}, 1, "2 parts"),
         ({"grad_checkpointing": True}, 1, "gradient checkpointing"),
     ],

@@ -24,6 +24,8 @@ def why_not_recorded(recipe: Recipe, processes: int) -> str | None:
     """Why the steps of a recipe are not recorded."""
     if processes > 1:
         return "several processes share gradients while they arise"
+    if recipe.strategy != "auto":
+        return f"strategy {recipe.strategy} takes gradients while they arise"
     if recipe.accumulate > 1:
         return f"a step has {recipe.accumulate} parts"
     if recipe.grad_checkpointing:
