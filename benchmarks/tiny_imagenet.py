@@ -112,12 +112,15 @@ def results_table(shards: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 @app.command()
 def ship(out: Path) -> None:
     """Write the best seed of each shipped model into the package, in half precision, with the names of its classes."""
+    found = {}
     for name, fields in MECHANISMS.items():
-        model = str(fields["model"])
-        if "model_options" in fields or model not in SHIPPED:
+        if "model_options" in fields or fields["model"] not in SHIPPED:
             continue
-        results = {path.parent: read_json(path) for path in out.glob(f"{name}-[0-9]*/result.json")}
-        best = max(sorted(results), key=lambda folder: results[folder]["top1"])
+        found[fields["model"]] = {path.parent: read_json(path) for path in out.glob(f"{name}-[0-9]*/result.json")}
+        if not found[fields["model"]]:
+            raise typer.BadParameter(f"{out} holds no finished run of {name}")
+    for model, results in found.items():
+        best = max(sorted(results), key=lambda folder, results=results: results[folder]["top1"])
         weights, arguments = read_weights(best / "model")
         half = {key: value.half() if value.is_floating_point() else value for key, value in weights.items()}
         header = {
