@@ -17,7 +17,7 @@ from torch import Tensor
 from .recipe import Recipe
 
 # The thread that copies batches into pinned memory goes on meanwhile. While a whole process records, what it does fails
-ALONE = {"capture_error_mode": "thread_local"}
+ALONE: dict[str, Any] = {"capture_error_mode": "thread_local"}
 
 
 def why_not_recorded(recipe: Recipe, processes: int) -> str | None:
