@@ -227,7 +227,7 @@ def train(
                 if (folder / "result.json").exists():
                     collect(rows, name, folder)
                     write_json(rows, to)
-                elif child.returncode:
+                elif child.returncode and child.pid not in stopping:  # some end before they heed the signal
                     failed += 1
                     last = (out / f"{folder.name}.log").read_text(errors="replace").strip().splitlines()[-1:]
                     print(f"{folder.name} failed: {' '.join(last)}", flush=True)

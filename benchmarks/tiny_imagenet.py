@@ -23,6 +23,7 @@ from pages.training import draw_comparison
 from safetensors.torch import save_file
 
 import infsa
+from infsa.cli.recipe_options import parse_pairs
 from infsa.files import read_json, write_atomically, write_json
 from infsa.models import read_weights
 from infsa.models.presets import SHIPPED, shipped_weights
@@ -60,7 +61,7 @@ def train(
         runs = [subprocess.Popen([*head, "--only", name, "--seeds", str(seed), *sets]) for name, seed in names]
         sys.exit(max(run.wait() for run in runs))
     (name, seed), folder = names[0], out / f"{names[0][0]}-{names[0][1]}"
-    fields = read_recipe(Path(__file__).with_suffix(".toml")) | dict(item.split("=", 1) for item in change or [])
+    fields = read_recipe(Path(__file__).with_suffix(".toml")) | parse_pairs(change or [])
     recipe = RECIPES["tiny"].override(fields | MECHANISMS[name] | {"data": f"npz:{shard}", "seed": seed})
     run = train_recipe(recipe, folder, resume=bool(list_checkpoints(folder / "checkpoints")))
     found = "stopped" if run.stopped else f"top-1 {run.result['top1']:.2%} after {run.result['seconds']:.0f} s"
@@ -112,12 +113,15 @@ def results_table(shards: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 @app.command()
 def ship(out: Path) -> None:
     """Write the best seed of each shipped model into the package, in half precision, with the names of its classes."""
+    found = {}
     for name, fields in MECHANISMS.items():
-        model = str(fields["model"])
-        if "model_options" in fields or model not in SHIPPED:
+        if "model_options" in fields or fields["model"] not in SHIPPED:
             continue
-        results = {path.parent: read_json(path) for path in out.glob(f"{name}-[0-9]*/result.json")}
-        best = max(sorted(results), key=lambda folder: results[folder]["top1"])
+        found[fields["model"]] = {path.parent: read_json(path) for path in out.glob(f"{name}-[0-9]*/result.json")}
+        if not found[fields["model"]]:
+            raise typer.BadParameter(f"{out} holds no finished run of {name}")
+    for model, results in found.items():
+        best = max(sorted(results), key=lambda folder, results=results: results[folder]["top1"])
         weights, arguments = read_weights(best / "model")
         half = {key: value.half() if value.is_floating_point() else value for key, value in weights.items()}
         header = {

@@ -1,6 +1,7 @@
 """infsa evaluate: tables and JSON for folders, generated shapes and ImageNet-V2."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -264,6 +265,34 @@ def test_a_model_is_measured_on_what_its_run_held_out(monkeypatch, capsys, tmp_p
         counts[split] = next(iter(json.loads(out)["results"].values()))["images"]
         assert ("held out" in err) == (split == "none")
     assert counts == {"none": 4, "val": 4, "train": 16, "all": 20}
+
+
+def test_what_was_held_out_is_known_from_any_folder(monkeypatch, capsys, tmp_path):
+    from tests.train.helpers import options
+
+    for index in range(20):
+        write_image(tmp_path / "photos" / "ab"[index % 2] / f"{index}.png", "red", (32, 32))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = [*options(data_options={}, batch_size=8, epochs=2), "--data", "folder:photos"]
+    assert run(monkeypatch, capsys, "train", *words, "--out", "run")[0] == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    _, out, _ = evaluate(monkeypatch, capsys, "../run", "--data", "folder:../photos", "--json")
+    assert next(iter(json.loads(out)["results"].values()))["images"] == 4
+
+
+def test_a_run_with_validation_data_of_its_own_is_measured_on_them(monkeypatch, capsys, tmp_path, two):
+    model, photos = two
+    write_photos(tmp_path / "others", {"cat": "red", "dog": "blue"}, 2)
+    run_folder = tmp_path / "run"
+    (run_folder / "model").mkdir(parents=True)
+    for file in Path(model).iterdir():
+        (run_folder / "model" / file.name).write_bytes(file.read_bytes())
+    recipe = {"data": f"folder:{photos / 'train'}", "val_data": f"folder:{tmp_path / 'others' / 'train'}"}
+    (run_folder / "recipe.json").write_text(json.dumps(recipe))
+    code, out, err = evaluate(monkeypatch, capsys, run_folder, "--json")
+    (found,) = json.loads(out)["results"].values()
+    assert (code, err, found["images"]) == (0, "", 4)
 
 
 def test_a_shipped_model_asks_for_its_data(monkeypatch, capsys):

@@ -226,6 +226,7 @@ def test_old_recipes_say_true_or_false():
     [
         ({}, 1, None),
         ({}, 2, "several processes"),
+        ({"strategy": "ddp"}, 1, "strategy ddp"),
         ({"accumulate": 2}, 1, "2 parts"),
         ({"grad_checkpointing": True}, 1, "gradient checkpointing"),
     ],
@@ -254,6 +255,38 @@ def test_only_steps_like_the_recorded_one_run_as_a_graph(monkeypatch):
     assert torch.equal(model.eval()(images), expected)
     vars(model).pop("forward")
     assert torch.equal(model.train()(images), expected)
+
+
+def test_only_the_thread_that_records_is_restricted(monkeypatch):
+    model, given = build_model(tiny(), 4), {}
+
+    def pretend(model, samples, **options):
+        given.update(options)
+        model.forward = len
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", pretend)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda _: contextlib.nullcontext())
+    record(model, torch.randn(2, 3, 32, 32))
+    assert given["capture_error_mode"] == "thread_local"  # others go on pinning memory
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda model, samples, allow_unused_input: model)
+    assert "cannot record" in why_not_recorded(tiny(), 1)
+
+
+def test_after_a_failed_recording_the_first_step_compiles_nothing():
+    use("eager")
+    said, model, images = [], build_model(tiny(), 4), torch.randn(2, 3, 32, 32)
+    precision = SimpleNamespace(forward_context=lambda: torch.autocast("cpu", torch.bfloat16))
+    everyone = SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision)
+    trainer = SimpleNamespace(world_size=1, precision_plugin=precision, strategy=everyone)
+    regions = Regions(tiny(compile="on"), 1000, said.append, lambda seconds: None)
+    regions.on_train_batch_start(trainer, SimpleNamespace(device=torch.device("cuda"), model=model), (images,), 0)
+    assert "compiled the 2 blocks, no CUDA graphs" in said[0]
+    graphs = torch._dynamo.utils.counters["stats"]
+    known = graphs["unique_graphs"]
+    with precision.forward_context():
+        model(images)
+    assert graphs["unique_graphs"] == known
+    regions.on_train_end(None, None)
 
 
 def test_the_cache_of_casts_is_back_after_a_recording():

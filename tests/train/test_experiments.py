@@ -72,6 +72,7 @@ def test_an_experiment_stops_goes_on_and_keeps_what_is_done(experiments, shards,
         return capsys.readouterr().out
 
     assert "0 of 2 runs are in" in train(0.0)
+    assert "failed" not in train((experiments.GRACE + 0.2) / 60)  # stopped before their first step
     assert not to.exists()
     assert "2 of 2 runs are in" in train(10.0)
     rows = read_json(to)
@@ -115,3 +116,9 @@ def test_maps_of_finished_runs_are_measured(experiments, shards, tmp_path, capsy
     assert list(quality["runs"]) == list(found["runs"]) == ["infsa_linear-0"]
     assert quality["runs"]["infsa_linear-0"]["group"] == "infsa_linear"
     assert capsys.readouterr().out.count("infsa_linear") > 2
+
+
+def test_nothing_is_shipped_before_all_three_models_are_there(tmp_path):
+    write_json({"top1": 0.5}, tmp_path / "softmax-0" / "result.json")
+    with pytest.raises(typer.BadParameter, match="holds no finished run of infsa_pure"):
+        load_script("tiny_imagenet").ship(tmp_path)

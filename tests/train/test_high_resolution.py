@@ -1,9 +1,11 @@
 """The parts of the high-resolution study: its schedule, positions and peaks, and one short run on the CPU."""
 
 import dataclasses
+import types
 
 import pytest
 import torch
+from digits import streamed
 from digits.model import build, predict, smooth_waves
 from digits.runs import DATA, RUNS, Run
 from digits.step import as_rows, weighted_loss
@@ -141,6 +143,17 @@ def test_a_row_that_fails_or_has_no_time_leaves_the_others(study, tmp_path, caps
     told = capsys.readouterr().out
     assert "linear-3000@1: FileNotFoundError" in told
     assert "mean: no time left" in told
+
+
+def test_after_a_streamed_row_that_fails_the_next_has_all_memory(monkeypatch):
+    caps, whole = [], types.SimpleNamespace(total_memory=7)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
+    monkeypatch.setattr(streamed, "cap_memory", lambda device, cap: caps.append(cap))
+    with pytest.raises(MemoryError), streamed.limited(torch.device("cuda"), 4):
+        raise MemoryError
+    assert caps == [4, 7]
 
 
 def test_choices_are_made_on_held_out_training_digits(study, tmp_path):

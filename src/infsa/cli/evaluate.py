@@ -102,12 +102,12 @@ def evaluate(
 
 
 def usual_data(source: str, model: "InfViT") -> str:
-    """The dataset that a model belongs to, where none is named: that of its run, or shapes."""
+    """The dataset that a model belongs to, where none is named: what its run was validated on, or shapes."""
     from ..data import Shapes
     from ..evaluate.matching import match_model
 
     if recipe := recipe_of(source):
-        return recipe["data"]
+        return recipe.get("val_data") or recipe["data"]
     try:
         fits = not match_model(model, Shapes(classes=model.num_classes).classes).notes
     except ValueError:

@@ -65,7 +65,8 @@ def held_out_by(model: str | Path, data: str) -> list[str]:
     record = read_json(run / HELD_OUT_FILE)
     kind, _, path = record["data"].partition(":")
     other, _, own = data.partition(":")
-    return record["images"] if kind == other and Path(path).resolve() == Path(own).resolve() else []
+    places = {Path(path).resolve(), Path(record.get("place", path)).resolve()}
+    return record["images"] if kind == other and Path(own).resolve() in places else []
 
 
 def chosen(dataset: ImageDataset, names: Collection[str], inside: bool = True) -> ImageDataset:

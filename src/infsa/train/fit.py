@@ -145,7 +145,8 @@ def train(
 def held_out_record(recipe: Recipe, val_set: Part) -> dict[str, Any]:
     """Which images a run keeps from training, as plain data."""
     names = [val_set.name(index) for index in range(len(val_set))]
-    return {"data": recipe.data, "share": recipe.val_share, "seed": recipe.seed, "images": names}
+    place = str(Path(recipe.data.partition(":")[2]).resolve())  # the same, read from another folder
+    return {"data": recipe.data, "place": place, "share": recipe.val_share, "seed": recipe.seed, "images": names}
 
 
 def leave() -> None:

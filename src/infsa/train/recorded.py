@@ -5,6 +5,7 @@ So each step has to begin without gradients, and gradients of several parts of a
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,15 +16,22 @@ from torch import Tensor
 
 from .recipe import Recipe
 
+# The thread that copies batches into pinned memory goes on meanwhile. While a whole process records, what it does fails
+ALONE: dict[str, Any] = {"capture_error_mode": "thread_local"}
+
 
 def why_not_recorded(recipe: Recipe, processes: int) -> str | None:
     """Why the steps of a recipe are not recorded."""
     if processes > 1:
         return "several processes share gradients while they arise"
+    if recipe.strategy != "auto":
+        return f"strategy {recipe.strategy} takes gradients while they arise"
     if recipe.accumulate > 1:
         return f"a step has {recipe.accumulate} parts"
     if recipe.grad_checkpointing:
         return "gradient checkpointing sets the state of random numbers"
+    if not ALONE.keys() <= inspect.signature(torch.cuda.make_graphed_callables).parameters.keys():
+        return f"PyTorch {torch.__version__} cannot record one thread alone"
     return None
 
 
@@ -47,7 +55,7 @@ def record(model: Any, images: Tensor) -> None:
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with torch.random.fork_rng([images.device]):
-            torch.cuda.make_graphed_callables(model, (images.clone(),), allow_unused_input=True)
+            torch.cuda.make_graphed_callables(model, (images.clone(),), allow_unused_input=True, **ALONE)
     finally:
         for buffer, value in before:
             buffer.copy_(value)

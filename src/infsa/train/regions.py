@@ -66,6 +66,9 @@ class Regions(L.Callback):
             reason = why_not(lambda: self._compile(model, images, make()))
             if reason is None and unrecorded is None:
                 unrecorded = why_not(lambda: self._record(model, images, make()))
+                if unrecorded is not None:  # the steps keep their casts, for which other code is compiled
+                    self._undo.close()
+                    reason = why_not(lambda: self._compile(model, images, plugin.forward_context()))
             seconds = time.perf_counter() - begin
             self.pause(seconds)
             if not trainer.strategy.reduce_boolean_decision(reason is None, all=True):
