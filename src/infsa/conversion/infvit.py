@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -23,8 +24,8 @@ def as_infvit(model: nn.Module) -> InfViT:
     """The :class:`InfViT` that computes what a converted, plain vision transformer of timm does.
 
     It takes images of any size and can be streamed, mapped, exported and made `fast`. Layers that were not converted
-    keep softmax. Weights are copied. Whether both models compute the same is tried on an image; a model with parts that
-    an InfViT does not have is refused.
+    keep softmax. Weights are copied; rates of dropout are not. Whether both models compute the same is tried on an
+    image, with these weights and with random ones; a model with parts that an InfViT does not have is refused.
 
     Example:
         >>> import timm
@@ -38,19 +39,25 @@ def as_infvit(model: nn.Module) -> InfViT:
         raise ValueError("the model is an InfViT already, got attention " + model.attention)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"only a plain vision transformer of timm becomes an InfViT, got {kind}")
-    layers: dict[str, Any] = converted_layers(model)
-    if not layers:
-        raise ValueError(f"no layer of this {kind} was converted; infsa.convert does that")
     plain = copy.deepcopy(model).eval().float().cpu()
-    found = [layers.get(f"blocks.{index}.attn") for index in range(len(plain.blocks))]
+    sizes = timm_arguments(plain, f"this {kind}")
+    layers: dict[str, Any] = converted_layers(model)
+    found = [layers.get(f"blocks.{index}.attn") for index in range(sizes["depth"])]
+    if not any(found):
+        raise ValueError(f"no layer of this {kind} was converted; infsa.convert does that")
     settings = [None if layer is None else layer.infsa_settings for layer in found]
     arguments, tied = _attention(settings)
-    weights = folded_weights(plain)
-    for index, one in enumerate(settings):
-        if one is not None and one.variant == "linear":
-            _split(weights, f"blocks.{index}.attn.", keys=not tied, folded=one.level == "surgery")
     name = NAMES[next(name for name in NAMES if name in arguments["attention"])]
-    ours = same_function(f"this {kind}", plain, name, weights, timm_arguments(plain) | arguments)
+
+    def same(vit: VisionTransformer) -> InfViT:
+        weights = folded_weights(vit)
+        for index, one in enumerate(settings):
+            if one is not None and one.variant == "linear":
+                _split(weights, f"blocks.{index}.attn.", keys=not tied, folded=one.level == "surgery")
+        return same_function(f"this {kind}", vit, name, weights, sizes | arguments)
+
+    same(_redrawn(plain))  # weights may hide a difference: a classifier of zeros, small layer scales
+    ours = same(plain)
     like = next(model.parameters())
     describe_data(ours, **data_facts(getattr(model, "pretrained_cfg", None) or {}))
     return ours.to(like.device, like.dtype).train(model.training)
@@ -61,20 +68,34 @@ def _attention(settings: list[Settings | None]) -> tuple[dict[str, Any], bool]:
     converted = [one for one in settings if one is not None]
     names = ["softmax" if one is None else f"infsa_{one.variant}" for one in settings]
     arguments: dict[str, Any] = {"attention": names}
-    for field in COMMON:
+    for field in (*COMMON, "impl"):
         values = {getattr(one, field) for one in converted}
         if len(values) > 1:
             raise ValueError(f"an InfViT has one {field} for all layers, got {sorted(values)}")
         arguments[field] = values.pop()
+    impl = arguments.pop("impl")
     for field, usual in (("norm", ("auto", "frobenius")), ("eps", (1e-6,))):
         for one in converted:
             if getattr(one, field) not in usual:
                 raise ValueError(f"an InfViT has {field}={usual[-1]!r}, got {getattr(one, field)!r}")
     tied = all(one.level == "surgery" for one in converted if one.variant == "linear")
-    if "infsa_linear" in names and not tied:
-        own = {"tied": False}
-        arguments["attention_options"] = own if len(set(names)) == 1 else {"infsa_linear": own}
+    own: dict[str, dict[str, Any]] = {}
+    for name in {*names} - {"softmax"}:
+        own[name] = {} if impl == "auto" else {"impl": impl}
+        own[name] |= {"tied": False} if name == "infsa_linear" and not tied else {}
+    own = {name: options for name, options in own.items() if options}
+    arguments["attention_options"] = (own if len({*names}) > 1 else own.get(names[0])) or None
     return arguments, tied
+
+
+def _redrawn(model: VisionTransformer) -> VisionTransformer:
+    """A copy with random parameters of a usual size."""
+    copied, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            width = parameter[0].numel() if parameter.dim() > 1 else 4
+            parameter.normal_(0, width**-0.5, generator=generator)
+    return copied
 
 
 def _split(weights: dict[str, Tensor], layer: str, *, keys: bool, folded: bool) -> None:
