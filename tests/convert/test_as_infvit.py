@@ -5,6 +5,7 @@ import re
 import pytest
 import timm
 import torch
+from timm.layers import SwiGLU
 from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock
 
 import infsa
@@ -136,7 +137,7 @@ def test_mechanisms_keep_their_implementation():
 def test_weights_do_not_hide_a_difference():
     model = vit(act_layer="relu")
     torch.nn.init.zeros_(model.head.weight)
-    with pytest.raises(ValueError, match="does not compute the same"):
+    with pytest.raises(ValueError, match="an InfViT has no ReLU"):
         as_infvit(infsa.convert(model, "linear"))
 
 
@@ -155,6 +156,7 @@ def test_weights_do_not_hide_a_difference():
         (lambda: infsa.convert(vit(pre_norm=True), "pure"), "does not compute the same (only one of them has norm_pre"),
         (lambda: infsa.convert(vit(block_fn=ParallelThingsBlock), "pure"), "an InfViT has no ParallelThingsBlock"),
         (lambda: infsa.convert(vit(block_fn=ResPostBlock), "pure"), "an InfViT has no ResPostBlock"),
+        (lambda: infsa.convert(vit(mlp_layer=SwiGLU), "pure"), "an InfViT has no SwiGLU"),
         (lambda: infsa.convert(vit(global_pool="map"), "pure", include="attn_pool"), "no layer of this"),
         (
             lambda: infsa.convert(

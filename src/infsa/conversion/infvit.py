@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ def as_infvit(model: nn.Module) -> InfViT:
 
     It takes images of any size and can be streamed, mapped, exported and made `fast`. Layers that were not converted
     keep softmax. Weights are copied; rates of dropout are not. Whether both models compute the same is tried on an
-    image, with these weights and with random ones; a model with parts that an InfViT does not have is refused.
+    image; a model with parts that an InfViT does not have is refused.
 
     Example:
         >>> import timm
@@ -48,16 +47,11 @@ def as_infvit(model: nn.Module) -> InfViT:
     settings = [None if layer is None else layer.infsa_settings for layer in found]
     arguments, tied = _attention(settings)
     name = NAMES[next(name for name in NAMES if name in arguments["attention"])]
-
-    def same(vit: VisionTransformer) -> InfViT:
-        weights = folded_weights(vit)
-        for index, one in enumerate(settings):
-            if one is not None and one.variant == "linear":
-                _split(weights, f"blocks.{index}.attn.", keys=not tied, folded=one.level == "surgery")
-        return same_function(f"this {kind}", vit, name, weights, sizes | arguments)
-
-    same(_redrawn(plain))  # weights may hide a difference: a classifier of zeros, small layer scales
-    ours = same(plain)
+    weights = folded_weights(plain)
+    for index, one in enumerate(settings):
+        if one is not None and one.variant == "linear":
+            _split(weights, f"blocks.{index}.attn.", keys=not tied, folded=one.level == "surgery")
+    ours = same_function(f"this {kind}", plain, name, weights, sizes | arguments)
     like = next(model.parameters())
     describe_data(ours, **data_facts(getattr(model, "pretrained_cfg", None) or {}))
     return ours.to(like.device, like.dtype).train(model.training)
@@ -86,16 +80,6 @@ def _attention(settings: list[Settings | None]) -> tuple[dict[str, Any], bool]:
     own = {name: options for name, options in own.items() if options}
     arguments["attention_options"] = (own if len({*names}) > 1 else own.get(names[0])) or None
     return arguments, tied
-
-
-def _redrawn(model: VisionTransformer) -> VisionTransformer:
-    """A copy with random parameters of a usual size."""
-    copied, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            width = parameter[0].numel() if parameter.dim() > 1 else 4
-            parameter.normal_(0, width**-0.5, generator=generator)
-    return copied
 
 
 def _split(weights: dict[str, Tensor], layer: str, *, keys: bool, folded: bool) -> None:

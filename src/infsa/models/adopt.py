@@ -13,8 +13,9 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .folder import CONFIG, PROCESSOR, plain
@@ -150,8 +151,8 @@ def _from_timm(
 def timm_arguments(model: VisionTransformer, source: str) -> dict[str, Any]:
     """The arguments of an :class:`InfViT` of the same sizes as a vision transformer of timm."""
     first: Any = model.blocks[0]
-    if kinds := [type(block).__name__ for block in model.blocks if not isinstance(block, Block)]:
-        raise ValueError(f"{source} is not a plain vision transformer: an InfViT has no {kinds[0]}")
+    for part in filter(None, map(_other_part, model.blocks)):
+        raise ValueError(f"{source} is not a plain vision transformer: an InfViT has no {type(part).__name__}")
     return {
         "img_size": plain(model.patch_embed.img_size), "patch_size": plain(model.patch_embed.patch_size),
         "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
@@ -160,6 +161,16 @@ def timm_arguments(model: VisionTransformer, source: str) -> dict[str, Any]:
         "class_token": model.has_class_token, "pos_embed": "none" if model.pos_embed is None else "learn",
         "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim, "dynamic_img_pad": model.patch_embed.dynamic_img_pad,
     }  # fmt: skip
+
+
+def _other_part(block: nn.Module) -> nn.Module | None:
+    """A part of a block that an :class:`InfViT` does not have; weights near zero would hide it from a trial."""
+    if not isinstance(block, Block):
+        return block
+    if not isinstance(block.mlp, Mlp):
+        return block.mlp
+    x = torch.linspace(-6, 6, 49)
+    return block.mlp.act if (block.mlp.act(x) - F.gelu(x)).abs().max() > CLOSE else None
 
 
 def folded_weights(model: VisionTransformer) -> dict[str, Tensor]:
