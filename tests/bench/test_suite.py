@@ -109,6 +109,11 @@ def test_a_row_that_two_presets_name_is_measured_once(tmp_path):
     assert len(content["rows"]) == 2
 
 
+def test_a_row_whose_energy_only_the_second_preset_asks_for_has_it(tmp_path):
+    (row,) = run([cases("infsa_linear"), cases("infsa_linear", energy=True)], tmp_path / "r.json")["rows"].values()
+    assert row["energy"]["watts"] == 100
+
+
 def test_the_file_is_whole_after_every_step(tmp_path, monkeypatch):
     path = tmp_path / "r.json"
     seen = []

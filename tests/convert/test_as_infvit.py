@@ -5,6 +5,8 @@ import re
 import pytest
 import timm
 import torch
+from timm.layers import SwiGLU
+from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock
 
 import infsa
 from infsa.conversion import as_infvit, load_converted, save_converted
@@ -14,7 +16,9 @@ from tests.cli.test_cli import run
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {
     "plain": {},
-    "no bias": {"qkv_bias": False},
+    "no bias": {"qkv_bias": False, "proj_bias": False, "init_values": 0.1},
+    "no class token": {"class_token": False, "global_pool": "avg", "fc_norm": False, "reg_tokens": 2},
+    "no positions": {"pos_embed": "none"},
     "layer scale": {"init_values": 0.1},
     "registers": {"reg_tokens": 4, "no_embed_class": True},
     "one channel": {"in_chans": 1, "img_size": (32, 48)},
@@ -122,6 +126,21 @@ def test_training_starts_from_converted_files(tmp_path):
     assert distance(converted, model) < 1e-5
 
 
+def test_mechanisms_keep_their_implementation():
+    for variant in ("pure", "linear"):
+        ours = as_infvit(infsa.convert(vit(), variant, impl="reference"))
+        assert {block.attn.impl for block in ours.blocks} == {"reference"}
+    mixed = as_infvit(infsa.convert(vit(), "linear", impl="reference", include="blocks.1.*"))
+    assert mixed.blocks[1].attn.impl == "reference"
+
+
+def test_weights_do_not_hide_a_difference():
+    model = vit(act_layer="relu")
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.raises(ValueError, match="an InfViT has no ReLU"):
+        as_infvit(infsa.convert(model, "linear"))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -130,7 +149,15 @@ def test_training_starts_from_converted_files(tmp_path):
         (lambda: torch.nn.Linear(2, 2), "got Linear"),
         (lambda: infsa.convert(vit(), "pure", norm="row"), "norm='frobenius', got 'row'"),
         (lambda: infsa.convert(vit(global_pool="avg"), "pure"), "does not compute the same"),
-        (lambda: infsa.convert(vit(qk_norm=True), "pure"), "does not compute the same"),
+        (
+            lambda: infsa.convert(vit(qk_norm=True), "pure"),
+            "does not compute the same (only one of them has blocks.0.attn",
+        ),
+        (lambda: infsa.convert(vit(pre_norm=True), "pure"), "does not compute the same (only one of them has norm_pre"),
+        (lambda: infsa.convert(vit(block_fn=ParallelThingsBlock), "pure"), "an InfViT has no ParallelThingsBlock"),
+        (lambda: infsa.convert(vit(block_fn=ResPostBlock), "pure"), "an InfViT has no ResPostBlock"),
+        (lambda: infsa.convert(vit(mlp_layer=SwiGLU), "pure"), "an InfViT has no SwiGLU"),
+        (lambda: infsa.convert(vit(global_pool="map"), "pure", include="attn_pool"), "no layer of this"),
         (
             lambda: infsa.convert(
                 infsa.convert(vit(), "linear", gamma=0.5, include="blocks.0.*"), "linear", include="blocks.1.*"

@@ -40,6 +40,11 @@ def test_neighbours_alike_share_a_row():
     assert [row["layer"] for row in rows] == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
     named = nn.ModuleDict({name: nn.MultiheadAttention(8, 2) for name in ("a", "b", "c")})
     assert [row["layer"] for row in infsa.plan_conversion(named).rows()] == ["a, ..., c (3)"]
+    gaps = nn.Sequential(nn.MultiheadAttention(8, 2), nn.ReLU(), nn.MultiheadAttention(8, 2))
+    assert [row["layer"] for row in infsa.plan_conversion(gaps).rows()] == ["0, ..., 2 (2)"]
+    pairs = nn.Sequential(*(nn.ModuleDict({"a": nn.MultiheadAttention(8, 2)}) for _ in range(2)))
+    pairs[0]["b"] = nn.MultiheadAttention(8, 2)
+    assert [row["layer"] for row in infsa.plan_conversion(pairs).rows()] == ["0.a, ..., 1.a (3)"]
 
 
 def test_grouped_keys_are_counted():

@@ -88,6 +88,17 @@ def test_a_verdict_has_its_reason(made):
         assert made["counts"][verdict] == sum(found[verdict] for found in made["counts_by_topic"].values())
 
 
+def test_examples_of_our_own_are_small_scale(made):
+    found = {row["claim"]: row["verdict"] for row in rows(made, "supplement-theory")}
+    smoothing = [verdict for claim, verdict in found.items() if "oversmoothing" in claim]
+    assert smoothing == [DIFFERS, SUPPORTED]
+
+
+def test_a_lead_says_what_it_was_not_compared_with(made):
+    leads = [row for row in rows(made, "table-ablation") if "ReLU" in row["claim"] or "|x|" in row["claim"]]
+    assert [row["note"] for row in leads] == ["", *["without gelu"] * 3]
+
+
 def test_no_number_counts_twice(made, cache):
     found = {name: {row["claim"]: row for row in rows(made, name)} for name in made["targets"]}
     for row in rows(made):

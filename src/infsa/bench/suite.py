@@ -81,7 +81,9 @@ class Suite:
 
     def run(self, plan: Iterable[Iterable[Case]]) -> dict[str, Any]:
         """Everything that is missing, in order."""
-        groups = [self._missing(cases) for cases in plan]
+        plan = [list(cases) for cases in plan]
+        metered = {case.key for cases in plan for case in cases if case.energy}
+        groups = [self._missing(cases, metered) for cases in plan]
         groups = [cases for cases in groups if cases]
         self.total = sum(map(len, groups))
         with self.child, self.searcher:
@@ -99,10 +101,10 @@ class Suite:
                 self._check("end", self.child)
         return self.results.content
 
-    def _missing(self, cases: Iterable[Case]) -> list[Case]:
-        """What the file does not have; of a row that several presets name, the first."""
+    def _missing(self, cases: Iterable[Case], metered: set[str]) -> list[Case]:
+        """What the file does not have; of a row that several presets name, the first, with energy if one asks."""
         found = []
-        for case in cases:
+        for case in (replace(case, energy=case.key in metered) for case in cases):
             if case.key not in self.seen and self.results.missing(case, self.settings.retry, self.settings.terms):
                 found.append(case)
             self.seen.add(case.key)

@@ -23,8 +23,8 @@ def as_infvit(model: nn.Module) -> InfViT:
     """The :class:`InfViT` that computes what a converted, plain vision transformer of timm does.
 
     It takes images of any size and can be streamed, mapped, exported and made `fast`. Layers that were not converted
-    keep softmax. Weights are copied. Whether both models compute the same is tried on an image; a model with parts that
-    an InfViT does not have is refused.
+    keep softmax. Weights are copied; rates of dropout are not. Whether both models compute the same is tried on an
+    image; a model with parts that an InfViT does not have is refused.
 
     Example:
         >>> import timm
@@ -38,19 +38,20 @@ def as_infvit(model: nn.Module) -> InfViT:
         raise ValueError("the model is an InfViT already, got attention " + model.attention)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"only a plain vision transformer of timm becomes an InfViT, got {kind}")
-    layers: dict[str, Any] = converted_layers(model)
-    if not layers:
-        raise ValueError(f"no layer of this {kind} was converted; infsa.convert does that")
     plain = copy.deepcopy(model).eval().float().cpu()
-    found = [layers.get(f"blocks.{index}.attn") for index in range(len(plain.blocks))]
+    sizes = timm_arguments(plain, f"this {kind}")
+    layers: dict[str, Any] = converted_layers(model)
+    found = [layers.get(f"blocks.{index}.attn") for index in range(sizes["depth"])]
+    if not any(found):
+        raise ValueError(f"no layer of this {kind} was converted; infsa.convert does that")
     settings = [None if layer is None else layer.infsa_settings for layer in found]
     arguments, tied = _attention(settings)
+    name = NAMES[next(name for name in NAMES if name in arguments["attention"])]
     weights = folded_weights(plain)
     for index, one in enumerate(settings):
         if one is not None and one.variant == "linear":
             _split(weights, f"blocks.{index}.attn.", keys=not tied, folded=one.level == "surgery")
-    name = NAMES[next(name for name in NAMES if name in arguments["attention"])]
-    ours = same_function(f"this {kind}", plain, name, weights, timm_arguments(plain) | arguments)
+    ours = same_function(f"this {kind}", plain, name, weights, sizes | arguments)
     like = next(model.parameters())
     describe_data(ours, **data_facts(getattr(model, "pretrained_cfg", None) or {}))
     return ours.to(like.device, like.dtype).train(model.training)
@@ -61,19 +62,23 @@ def _attention(settings: list[Settings | None]) -> tuple[dict[str, Any], bool]:
     converted = [one for one in settings if one is not None]
     names = ["softmax" if one is None else f"infsa_{one.variant}" for one in settings]
     arguments: dict[str, Any] = {"attention": names}
-    for field in COMMON:
+    for field in (*COMMON, "impl"):
         values = {getattr(one, field) for one in converted}
         if len(values) > 1:
             raise ValueError(f"an InfViT has one {field} for all layers, got {sorted(values)}")
         arguments[field] = values.pop()
+    impl = arguments.pop("impl")
     for field, usual in (("norm", ("auto", "frobenius")), ("eps", (1e-6,))):
         for one in converted:
             if getattr(one, field) not in usual:
                 raise ValueError(f"an InfViT has {field}={usual[-1]!r}, got {getattr(one, field)!r}")
     tied = all(one.level == "surgery" for one in converted if one.variant == "linear")
-    if "infsa_linear" in names and not tied:
-        own = {"tied": False}
-        arguments["attention_options"] = own if len(set(names)) == 1 else {"infsa_linear": own}
+    own: dict[str, dict[str, Any]] = {}
+    for name in {*names} - {"softmax"}:
+        own[name] = {} if impl == "auto" else {"impl": impl}
+        own[name] |= {"tied": False} if name == "infsa_linear" and not tied else {}
+    own = {name: options for name, options in own.items() if options}
+    arguments["attention_options"] = (own if len({*names}) > 1 else own.get(names[0])) or None
     return arguments, tied
 
 

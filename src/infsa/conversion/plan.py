@@ -95,7 +95,9 @@ def _together(names: Sequence[str]) -> str:
     """Layers in a row under one name, as in ``blocks.0-11.attn``."""
     first, last = names[0].split("."), names[-1].split(".")
     differ = [place for place, parts in enumerate(zip(first, last, strict=False)) if len(set(parts)) > 1]
-    if len(first) == len(last) and len(differ) == 1 and first[differ[0]].isdigit():
+    numbers = [parts[place] for parts in (first, last) for place in differ]
+    in_order = len(first) == len(last) and len(numbers) == 2 and all(number.isdigit() for number in numbers)
+    if in_order and int(numbers[1]) - int(numbers[0]) == len(names) - 1:
         return ".".join([*first[: differ[0]], f"{first[differ[0]]}-{last[differ[0]]}", *first[differ[0] + 1 :]])
     return names[0] if len(names) == 1 else f"{names[0]}, ..., {names[-1]} ({len(names)})"
 

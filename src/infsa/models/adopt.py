@@ -13,8 +13,9 @@ from typing import Any
 
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from timm.layers import Mlp
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .folder import CONFIG, PROCESSOR, plain
@@ -144,19 +145,32 @@ def _from_timm(
         model = timm.create_model(name, pretrained=True, **given)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"{source} is a {type(model).__name__}; a plain vision transformer is wanted")
-    return _adopted(source, model.eval(), folded_weights(model), timm_arguments(model), data_facts(data))
+    return _adopted(source, model.eval(), folded_weights(model), timm_arguments(model, source), data_facts(data))
 
 
-def timm_arguments(model: VisionTransformer) -> dict[str, Any]:
+def timm_arguments(model: VisionTransformer, source: str) -> dict[str, Any]:
     """The arguments of an :class:`InfViT` of the same sizes as a vision transformer of timm."""
     first: Any = model.blocks[0]
+    for part in filter(None, map(_other_part, model.blocks)):
+        raise ValueError(f"{source} is not a plain vision transformer: an InfViT has no {type(part).__name__}")
     return {
         "img_size": plain(model.patch_embed.img_size), "patch_size": plain(model.patch_embed.patch_size),
         "num_classes": model.num_classes, "embed_dim": model.embed_dim, "depth": len(model.blocks),
         "num_heads": first.attn.num_heads, "global_pool": model.global_pool,
         "in_chans": model.patch_embed.proj.in_channels, "reg_tokens": model.num_reg_tokens,
+        "class_token": model.has_class_token, "pos_embed": "none" if model.pos_embed is None else "learn",
         "mlp_ratio": first.mlp.fc1.out_features / model.embed_dim, "dynamic_img_pad": model.patch_embed.dynamic_img_pad,
     }  # fmt: skip
+
+
+def _other_part(block: nn.Module) -> nn.Module | None:
+    """A part of a block that an :class:`InfViT` does not have; weights near zero would hide it from a trial."""
+    if not isinstance(block, Block):
+        return block
+    if not isinstance(block.mlp, Mlp):
+        return block.mlp
+    x = torch.linspace(-6, 6, 49)
+    return block.mlp.act if (block.mlp.act(x) - F.gelu(x)).abs().max() > CLOSE else None
 
 
 def folded_weights(model: VisionTransformer) -> dict[str, Tensor]:
@@ -164,12 +178,13 @@ def folded_weights(model: VisionTransformer) -> dict[str, Tensor]:
     weights = dict(model.state_dict())
     for index in range(len(model.blocks)):
         block = f"blocks.{index}."
+        for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
+            if (weight := weights.get(f"{block}{part}.weight")) is not None:
+                weights.setdefault(f"{block}{part}.bias", weight.new_zeros(len(weight)))
         for scale, last in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
             if (gamma := weights.pop(f"{block}{scale}.gamma", None)) is not None:
                 weights[f"{block}{last}.weight"] = weights[f"{block}{last}.weight"] * gamma.unsqueeze(-1)
                 weights[f"{block}{last}.bias"] = weights[f"{block}{last}.bias"] * gamma
-        fused = weights[f"{block}attn.qkv.weight"]
-        weights.setdefault(f"{block}attn.qkv.bias", fused.new_zeros(len(fused)))
     if model.no_embed_class and "pos_embed" in weights:  # positions of patches alone
         weights["pos_embed"] = F.pad(weights["pos_embed"], (0, 0, model.num_prefix_tokens, 0))
     return weights
@@ -238,9 +253,12 @@ def same_function(
     reason = f"{source} is not a plain vision transformer: an InfViT with {names} attention does not compute the same"
     try:
         ours: InfViT = timm.create_model(name, **options).eval()  # type: ignore[assignment]
+        if differ := weights.keys() ^ ours.state_dict().keys():
+            raise ValueError(f"only one of them has {min(differ)}")
         ours.load_state_dict(weights)
     except (RuntimeError, ValueError) as error:
-        raise ValueError(reason) from error
+        known = f" ({error})" if isinstance(error, ValueError) else ""
+        raise ValueError(f"{reason}{known}") from error
     images = torch.randn(1, ours.in_chans, *ours.patch_embed.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         given, wanted = ours(images), run(images)

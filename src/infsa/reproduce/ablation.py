@@ -48,10 +48,11 @@ def lead_over(metric: str, axis: str, winner: Any, others: list[Any], sources: S
     able = {other: pair for other, pair in found.items() if key in pair[0]}
     following = max(able, key=lambda other: able[other][0][key])
     without = [str(other) for other in others if other not in able]
-    detail = f"next: {following}" + (f"; no maps: {', '.join(without)}" if without else "")
+    note = f"without {', '.join(without)}" if without else ""
     size = 100 * (best[key] - able[following][0][key])
     error = 100 * math.hypot(best_error[key], able[following][1][key])
-    return Reading(size, error, setting(sources), detail, needs=IMAGENET, file=ABLATION)
+    detail = f"next: {following}"
+    return Reading(size, error, setting(sources), detail, needs=IMAGENET, file=ABLATION, note=note)
 
 
 def rises(sources: Sources) -> Reading:

@@ -169,7 +169,7 @@ def page(ledger: Ledger) -> str:
     return "\n".join([
         "# Which claims of the paper hold\n",
         topic_table(ledger),
-        "Written by `infsa reproduce --document`; raw values: `benchmarks/results/ledger.json`.\n",
+        "Written by `infsa reproduce --document`; values: `benchmarks/results/ledger.json`.\n",
         "## The rule\n",
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",

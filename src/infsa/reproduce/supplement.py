@@ -115,7 +115,7 @@ def apart(sources: Sources) -> Reading:
     }
     detail = f"second over first singular value: softmax {left['softmax']:.0e}, Frobenius {left['Frobenius']:.0e}; "
     detail += "no residuals"
-    return Reading(float(left["Frobenius"] > EXACT**0.5), 0.0, SETTING, detail, same=True)
+    return Reading(float(left["Frobenius"] > EXACT**0.5), 0.0, SETTING, detail)
 
 
 def decayed(sources: Sources) -> Reading:
@@ -126,7 +126,7 @@ def decayed(sources: Sources) -> Reading:
         series = torch.stack([GAMMA**place * x for place, x in enumerate(layers, start=1)]).sum(0)
         smallest, largest = min(smallest, second_direction(series)), max(largest, second_direction(layers[-1]))
     detail = f"second over first singular value: {smallest:.2f} at least, last layer {largest:.0e}"
-    return Reading(float(smallest > largest), 0.0, SETTING, detail, same=True)
+    return Reading(float(smallest > largest), 0.0, SETTING, detail)
 
 
 def perron(matrix: Tensor, steps: int = 200) -> Tensor:
@@ -192,9 +192,8 @@ def supplement() -> list[Claim]:
         Claim("Σ γᵗÂᵗ converges for γ < 1", "statement", 1, convergent),
         Claim("‖S_L‖ ≤ γ/(1-γ) for products of different Â", "statement", 1, bounded),
         Claim("‖S_L‖ ≤ γ/(1-γ) for the outputs of layers", "statement", 1, bounded_layers),
-        Claim("Frobenius normalisation avoids oversmoothing: 24 layers leave tokens different directions", "statement",
-              1, apart),
-        Claim("the decay limits oversmoothing: S_L keeps directions that the last layer lost", "statement", 1, decayed),
+        Claim("Frobenius normalisation avoids oversmoothing in 24 layers", "statement", 1, apart),
+        Claim("decay limits oversmoothing: S_L keeps lost directions", "statement", 1, decayed),
         Claim("the power method differs from the Perron vector by", "value", 0.0, power_method, tolerance=1e-9),
         Claim("F preserves nonnegativity, scale and order", "statement", 1, homogeneous),
         Claim("the iterates of F converge to one point", "statement", 1, unique_point),
