@@ -260,16 +260,20 @@ def test_only_steps_like_the_recorded_one_run_as_a_graph(monkeypatch):
 def test_only_the_thread_that_records_is_restricted(monkeypatch):
     model, given = build_model(tiny(), 4), {}
 
-    def pretend(model, samples, **options):
-        given.update(options)
+    def pretend(model, samples, allow_unused_input, capture_error_mode="global"):
+        given["mode"] = capture_error_mode
         model.forward = len
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", pretend)
     monkeypatch.setattr(torch.random, "fork_rng", lambda _: contextlib.nullcontext())
     record(model, torch.randn(2, 3, 32, 32))
-    assert given["capture_error_mode"] == "thread_local"  # others go on pinning memory
+    assert given["mode"] == "thread_local"  # others go on pinning memory
+
+
+def test_an_older_pytorch_records_where_no_thread_pins_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda model, samples, allow_unused_input: model)
-    assert "cannot record" in why_not_recorded(tiny(), 1)
+    assert "loader='workers'" in why_not_recorded(tiny(loader="workers"), 1)
+    assert why_not_recorded(tiny(loader="resident"), 1) is None
 
 
 def test_after_a_failed_recording_the_first_step_compiles_nothing():

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from .recipe import Recipe
 
-# The thread that copies batches into pinned memory goes on meanwhile. While a whole process records, what it does fails
-ALONE: dict[str, Any] = {"capture_error_mode": "thread_local"}
+
+def alone() -> dict[str, Any]:
+    """What keeps a recording to its own thread, where PyTorch can: while a process records, all others may fail."""
+    known = inspect.signature(torch.cuda.make_graphed_callables).parameters
+    return {"capture_error_mode": "thread_local"} if "capture_error_mode" in known else {}
 
 
 def why_not_recorded(recipe: Recipe, processes: int) -> str | None:
@@ -30,8 +33,8 @@ def why_not_recorded(recipe: Recipe, processes: int) -> str | None:
         return f"a step has {recipe.accumulate} parts"
     if recipe.grad_checkpointing:
         return "gradient checkpointing sets the state of random numbers"
-    if not ALONE.keys() <= inspect.signature(torch.cuda.make_graphed_callables).parameters.keys():
-        return f"PyTorch {torch.__version__} cannot record one thread alone"
+    if recipe.loader == "workers" and not alone():  # a thread copies its batches into pinned memory meanwhile
+        return f"PyTorch {torch.__version__} cannot record beside loader='workers'"
     return None
 
 
@@ -55,7 +58,7 @@ def record(model: Any, images: Tensor) -> None:
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with torch.random.fork_rng([images.device]):
-            torch.cuda.make_graphed_callables(model, (images.clone(),), allow_unused_input=True, **ALONE)
+            torch.cuda.make_graphed_callables(model, (images.clone(),), allow_unused_input=True, **alone())
     finally:
         for buffer, value in before:
             buffer.copy_(value)
