@@ -28,6 +28,17 @@ def physical(path):
     return float(found["PhysicalSizeY"]), float(found["PhysicalSizeX"]), found["PhysicalSizeXUnit"]
 
 
+def test_a_killed_writer_leaves_one_part_behind(tmp_path):
+    seen = []
+
+    def blocks():
+        seen.extend(path.name for path in tmp_path.iterdir())
+        yield np.ones((BLOCK, 300), np.float32)
+
+    write_ome(tmp_path / "map.ome.tif", blocks(), (BLOCK, 300), Placement((256, 300), (256, 300), (1, 1)))
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (5, 3), (256, 256), (257, 40), (20, 700), (1030, 515)])
 def test_levels_are_means_and_the_first_is_the_map(grid, tmp_path):
     values = np.random.default_rng(0).random(grid, np.float32)
