@@ -166,8 +166,10 @@ def test_tokens_stay_where_they_are_unless_more_would_stay_with_them():
     spill.put(2, 0, x.expand(3, -1, -1))
     assert spill.get(0)[1].data_ptr() == x.data_ptr()
     part, versions = spill.get(1)[1], spill.get(2)[1]
-    assert part.untyped_storage().nbytes() == 640 and torch.equal(part, x[:, :20])
-    assert versions.is_contiguous() and torch.equal(versions, x.expand(3, -1, -1))
+    assert part.untyped_storage().nbytes() == 640
+    assert torch.equal(part, x[:, :20])
+    assert versions.is_contiguous()
+    assert torch.equal(versions, x.expand(3, -1, -1))
 
 
 @pytest.mark.parametrize("queries", [1, 3])
