@@ -120,6 +120,9 @@ def test_ome_zarr_states_its_pixel_size(tmp_path):
     source = open_source(tmp_path / "image.zarr", level=1)
     assert (source.full_size, source.pixel_size) == ((64, 64), (1, 1))
     assert Placement.of(source, (8, 8)).patch_size() == (16, 16, "µm")
+    del group["0"]
+    with pytest.raises(ValueError, match=r"image\.zarr has no OME-Zarr image that can be read: '0'"):
+        open_source(tmp_path / "image.zarr", level=1)
 
 
 def test_without_tifffile_one_line_says_so(tmp_path, monkeypatch):
