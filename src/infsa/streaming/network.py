@@ -91,7 +91,7 @@ class Network:
         add, added = self.model.blocks[layer].add, self.spread(rows, tile)
         count = max(1, CHUNK // (x.shape[0] * x.shape[2] * x.element_size()))
         if self.device.type != "cpu" or torch.is_grad_enabled() or x.shape[1] <= count:
-            return add(x, added)  # type: ignore[operator,no-any-return]
+            return add(x, added)  # type: ignore[operator]
         parts = added.expand(-1, x.shape[1], -1).split(count, 1)
         return torch.cat([add(*pair) for pair in zip(x.split(count, 1), parts, strict=True)], 1)  # type: ignore[operator]
 
