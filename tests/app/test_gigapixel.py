@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from infsa.app.gigapixel import any_order, open_checked, rgb, shrink, stream_scene
+from infsa.app.html import show_scene
 from infsa.app.look import model_input
 from infsa.app.model_cache import borrow
 from infsa.app.tiles import draw, levels, publish, tile
@@ -46,6 +47,12 @@ def test_tiles_at_every_level_cover_the_layer(scene, layer):
 def test_tiles_are_read_from_the_file_where_the_overview_is_too_coarse(scene):
     coarse = replace(scene, factor=8, overview=scene.overview.reduce(8))
     assert (np.asarray(draw(coarse, "image", 0, 1, 0)) == np.asarray(draw(scene, "image", 0, 1, 0))).all()
+
+
+def test_pixels_and_patches_are_told_in_one_order(scene):
+    (width, height), (rows, columns) = scene.size, scene.map.shape
+    assert rows != columns
+    assert f"{width} × {height} pixels, {columns} × {rows} patches" in show_scene(scene)
 
 
 def test_only_tiles_of_known_scenes_are_served(scene):

@@ -1,5 +1,7 @@
 """Bad tiles, wrong arguments and models that cannot be streamed."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,14 @@ BAD = {(0, 24), (48, 0)}
 def test_a_bad_tile_is_named():
     with pytest.raises(ValueError, match=r"damaged: tile 1 \(pixels 0:24, 24:48\): unreadable"):
         infsa.stream(small(), Damaged(picture(), BAD), tile=24)
+
+
+@pytest.mark.parametrize("fails_after", [0, 20])
+def test_no_thread_lives_on_with_the_error(fails_after):
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="unreadable") as caught:
+        infsa.stream(small(), Damaged(picture(), BAD, fails_after), tile=24, strategy="recompute")
+    assert threading.active_count() == before, caught
 
 
 @pytest.mark.parametrize("strategy", ["recompute", "spill"])

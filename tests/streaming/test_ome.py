@@ -28,6 +28,17 @@ def physical(path):
     return float(found["PhysicalSizeY"]), float(found["PhysicalSizeX"]), found["PhysicalSizeXUnit"]
 
 
+def test_a_killed_writer_leaves_one_part_behind(tmp_path):
+    seen = []
+
+    def blocks():
+        seen.extend(path.name for path in tmp_path.iterdir())
+        yield np.ones((BLOCK, 300), np.float32)
+
+    write_ome(tmp_path / "map.ome.tif", blocks(), (BLOCK, 300), Placement((256, 300), (256, 300), (1, 1)))
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (5, 3), (256, 256), (257, 40), (20, 700), (1030, 515)])
 def test_levels_are_means_and_the_first_is_the_map(grid, tmp_path):
     values = np.random.default_rng(0).random(grid, np.float32)
@@ -109,6 +120,9 @@ def test_ome_zarr_states_its_pixel_size(tmp_path):
     source = open_source(tmp_path / "image.zarr", level=1)
     assert (source.full_size, source.pixel_size) == ((64, 64), (1, 1))
     assert Placement.of(source, (8, 8)).patch_size() == (16, 16, "µm")
+    del group["0"]
+    with pytest.raises(ValueError, match=r"image\.zarr has no OME-Zarr image that can be read: '0'"):
+        open_source(tmp_path / "image.zarr", level=1)
 
 
 def test_without_tifffile_one_line_says_so(tmp_path, monkeypatch):

@@ -62,6 +62,12 @@ def test_skipped_tiles_are_remembered(tmp_path):
     assert found.skipped == expected.skipped
 
 
+def other_colours():
+    model = small()
+    model.pretrained_cfg = {"mean": (0.1, 0.2, 0.3)}
+    return model
+
+
 def test_a_state_of_something_else_is_refused(tmp_path):
     model, x, path = small(), picture(), tmp_path / "job.state"
     with pytest.raises(Stopped):
@@ -72,6 +78,7 @@ def test_a_state_of_something_else_is_refused(tmp_path):
         (model, x.flip(2), {}),
         (model, x, {"tile": 24}),
         (model, x, {"on_error": "skip"}),
+        (other_colours(), x, {}),
     ):
         with pytest.raises(ValueError, match="belongs to another image, model or tiling"):
             infsa.stream(other, image, **{"tile": 32, "state": path, **options})

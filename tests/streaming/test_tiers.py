@@ -159,6 +159,31 @@ def test_tiers_fill_one_after_the_other_and_change_nothing(tmp_path):
     tiers.close()
 
 
+def test_tokens_stay_where_they_are_unless_more_would_stay_with_them():
+    spill, x = Spill(1 << 20), torch.randn(1, 40, 8)
+    spill.put(0, 0, x)
+    spill.put(1, 0, x[:, :20])
+    spill.put(2, 0, x.expand(3, -1, -1))
+    assert spill.get(0)[1].data_ptr() == x.data_ptr()
+    part, versions = spill.get(1)[1], spill.get(2)[1]
+    assert part.untyped_storage().nbytes() == 640
+    assert torch.equal(part, x[:, :20])
+    assert versions.is_contiguous()
+    assert torch.equal(versions, x.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_layer_takes_few_tokens_at_a_time_on_a_cpu(queries, monkeypatch):
+    model, x = small(attention_options={"queries": queries}), picture(96, 88)
+    with torch.no_grad():
+        whole = model(x[None])
+    seen = []
+    model.blocks[0].mlp.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    monkeypatch.setattr("infsa.streaming.network.CHUNK", 50 * model.embed_dim * 8)
+    assert relative(infsa.stream(model, x, tile=96).logits, whole) < 1e-12
+    assert 0 < max(seen) <= 50
+
+
 def test_memory_first_then_the_file(tmp_path, monkeypatch):
     """Of 39 MiB of tokens what fits stays in memory."""
     from infsa.streaming.memory import resident

@@ -104,6 +104,6 @@ def show_scene(scene: Scene) -> str:
         f'<infsa-viewer key="{publish(scene)}" width="{width}" height="{height}" patch="{scene.patch}" '
         f'rows="{rows}" columns="{columns}"></infsa-viewer>'
         f'<h3 class="part">{escape(scene.model)} takes the whole image for</h3>{guesses(scene.predictions)}'
-        f'<p class="note">{width} × {height} pixels, {rows} × {columns} patches: {speed}. Drag to move, turn the wheel '
+        f'<p class="note">{width} × {height} pixels, {columns} × {rows} patches: {speed}. Drag to move, turn the wheel '
         f"to zoom.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
     )

@@ -1,8 +1,9 @@
 """Passes over the tiles of an image, one for each sum that a model's tokens share."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .feed import BadTile, Feed, ahead
+from .feed import BadTile, Feed, Window, ahead
 from .memory import resident, trim
 from .network import Network, Step, Sums
 from .scene import SceneCode
@@ -112,10 +113,23 @@ class Engine:
 
     def tokens(self, layer: int, numbers: Sequence[int]) -> Iterator[tuple[Tile, Tensor]]:
         """Tiles with their tokens (R, n, D) as they enter a layer; from the spill where it has them."""
-        spill, profile = self.spill, self.feed.profile
+        spill = self.spill
         kept = set() if spill is None else {number for number in numbers if spill.serves(number, layer)}
         pixels = self.feed([number for number in numbers if number not in kept])
         stored = self._stored([number for number in numbers if number in kept])
+        with closing(pixels), closing(stored):  # their threads end with this, whatever happens
+            yield from self._advanced(layer, numbers, kept, pixels, stored)
+
+    def _advanced(
+        self,
+        layer: int,
+        numbers: Sequence[int],
+        kept: set[int],
+        pixels: Iterator[Window],
+        stored: Iterator[tuple[int, Tensor]],
+    ) -> Iterator[tuple[Tile, Tensor]]:
+        """The tokens of tiles, from the pixels or from what is kept of them; the spill receives them."""
+        spill, profile = self.spill, self.feed.profile
         for number in numbers:
             if number in kept:
                 tile, (level, x) = self.network.tiling[number], next(stored)
@@ -135,7 +149,7 @@ class Engine:
                     spill.put(number, layer, x)
             yield tile, x
 
-    def _stored(self, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    def _stored(self, numbers: Sequence[int]) -> Generator[tuple[int, Tensor], None, None]:
         """The layer and the kept tokens of tiles, on the device; those in a file are read one tile ahead."""
         spill, profile = self.spill, self.feed.profile
         if spill is None or not numbers:

@@ -72,7 +72,7 @@ class Feed:
         self.together = self.upload.cuda and not source.model_input
         self._kept = NOTHING
 
-    def __call__(self, numbers: Sequence[int]) -> Iterator[Window]:
+    def __call__(self, numbers: Sequence[int]) -> Generator[Window, None, None]:
         """Tiles with what they read on the device, or with the reason why there is nothing."""
         if not numbers:
             return

@@ -22,6 +22,10 @@ from .embedding import PixelEmbedding
 from .source import Colours
 from .tiles import Tile, Tiling
 
+CHUNK = (
+    1 << 20
+)  # bytes of tokens that go through a block together on a CPU, so that the hidden layer stays in its cache
+
 Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum counts
 
 
@@ -84,7 +88,12 @@ class Network:
 
     def advance(self, x: Tensor, layer: int, rows: Tensor, tile: Tile | None) -> Tensor:
         """Tokens (R, n, D) through a layer whose result for each group of tokens is known: rows (R, m, D)."""
-        return self.model.blocks[layer].add(x, self.spread(rows, tile))  # type: ignore[operator]
+        add, added = self.model.blocks[layer].add, self.spread(rows, tile)
+        count = max(1, CHUNK // (x.shape[0] * x.shape[2] * x.element_size()))
+        if self.device.type != "cpu" or torch.is_grad_enabled() or x.shape[1] <= count:
+            return add(x, added)  # type: ignore[operator]
+        parts = added.expand(-1, x.shape[1], -1).split(count, 1)
+        return torch.cat([add(*pair) for pair in zip(x.split(count, 1), parts, strict=True)], 1)  # type: ignore[operator]
 
     def spread(self, rows: Tensor, tile: Tile | None) -> Tensor:
         """The row of each token of a tile, or of the prefix: (R, m, D) -> (R, n, D), or (R, 1, D) if there is one."""

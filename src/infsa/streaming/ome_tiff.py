@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,8 +46,8 @@ def write_ome(path: Path, blocks: Iterable[Map], grid: tuple[int, int], placemen
     shapes = level_shapes(grid)
 
     def write(aside: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".infsa-map-", dir=path.parent) as folder:
-            levels = [Level(shape, Path(folder) / str(number)) for number, shape in enumerate(shapes[1:])]
+        with ExitStack() as open_files:
+            levels = [Level(s, open_files.enter_context(tempfile.TemporaryFile(dir=path.parent))) for s in shapes[1:]]
             options: dict[str, Any] = {
                 "dtype": np.float32,
                 "tile": (BLOCK, BLOCK),
@@ -59,8 +60,6 @@ def write_ome(path: Path, blocks: Iterable[Map], grid: tuple[int, int], placemen
                 file.write(tiles, shape=grid, metadata=metadata, software=MARK, **below, **options)
                 for level in levels:
                     file.write(as_tiles(level.blocks()), shape=level.shape, subfiletype=1, metadata=None, **options)
-            for level in levels:
-                level.file.close()
 
     write_atomically(path, write)
 
@@ -77,9 +76,8 @@ def level_shapes(grid: tuple[int, int]) -> list[tuple[int, int]]:
 class Level:
     """A level below the map: kept in a file until the levels above it are written."""
 
-    def __init__(self, shape: tuple[int, int], path: Path) -> None:
-        self.shape = shape
-        self.file: IO[bytes] = path.open("w+b")
+    def __init__(self, shape: tuple[int, int], file: IO[bytes]) -> None:
+        self.shape, self.file = shape, file
 
     def add(self, block: Map) -> Map:
         """The next rows of the level above, an even number unless they are the last; return their halves."""

@@ -71,13 +71,14 @@ class Spill:
         self._kept.clear()
 
     def _write(self, number: int, x: Tensor) -> None:
+        x = x.detach()
+        if not x.is_cuda or self.device is not None:  # they are where they stay, and nobody writes into them
+            alone = x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+            self._kept[number] = x if alone else x.clone(memory_format=torch.contiguous_format)
+            return
         if number not in self._kept:
-            pinned = x.is_cuda and self.device is None
-            self._kept[number] = torch.empty(x.shape, dtype=x.dtype, device=self.device, pin_memory=pinned)
-        if x.is_cuda and self.device is None:
-            self._written[number] = self._download(x.detach(), self._kept[number])
-        else:
-            self._kept[number].copy_(x.detach())
+            self._kept[number] = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        self._written[number] = self._download(x, self._kept[number])
 
 
 class FileSpill(Spill):

@@ -33,9 +33,9 @@ def fingerprint(model: InfViT, engine: Engine) -> str:
         32
     """
     digest = hashlib.blake2b(digest_size=16)
-    network = engine.network
+    network, colours = engine.network, engine.feed.colours
     facts = [plain(model.arguments), engine.feed.source.describe(), network.tiling.step, engine.on_error,
-             str(network.dtype), list(engine.order)]  # fmt: skip
+             str(network.dtype), list(engine.order), colours.mean, colours.std]  # fmt: skip
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -46,7 +46,9 @@ class Upload:
 
     def pinned(self, x: Tensor) -> Tensor:
         """The same in pinned memory if the device is a GPU and x is not there; called by reader threads."""
-        return x.contiguous().pin_memory() if self.cuda and x.device.type == "cpu" and not x.is_pinned() else x
+        if not self.cuda or x.device.type != "cpu" or x.is_pinned():
+            return x
+        return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)  # a part of a band is copied once
 
     def __call__(self, x: Tensor, after: Any = None) -> Tensor:
         """x on the device; ``after`` is an event that the copy has to wait for."""

@@ -55,21 +55,21 @@ def _open_image(group: Any, name: str, level: int) -> Source:
     try:
         levels = scales[0]["datasets"]
         axes = [axis["name"] if isinstance(axis, dict) else axis for axis in scales[0].get("axes", "tczyx")]
-        arrays = [group[dataset["path"]] for dataset in levels[level : level + 1]]
+        named = [levels[0], levels[level]] if level < len(levels) else []
+        arrays = [group[dataset["path"]] for dataset in named]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} has no OME-Zarr image that can be read: {one_line(error)}") from error
     if not arrays:
         raise ValueError(f"{name} has {len(levels)} levels, got level={level}")
-    source = AxesSource(arrays[0], axes, name)
-    source.full_size, source.pixel_size = _measures(group, scales[0], axes)
+    source = AxesSource(arrays[1], axes, name)
+    source.full_size, source.pixel_size = _measures(arrays[0].shape, scales[0], axes)
     return source
 
 
-def _measures(group: Any, scale: Any, axes: list[str]) -> tuple[tuple[int, int], tuple[float, float] | None]:
-    """Height and width of level 0 in pixels, and those of a pixel of it in µm if the file says so."""
+def _measures(shape: Any, scale: Any, axes: list[str]) -> tuple[tuple[int, int], tuple[float, float] | None]:
+    """Height and width of level 0, of a shape, in pixels, and those of a pixel of it in µm if the file says so."""
     first = scale["datasets"][0]
     y, x = axes.index("y"), axes.index("x")
-    shape = group[first["path"]].shape
     lengths: list[float | None] = []
     for place in (y, x):
         try:
