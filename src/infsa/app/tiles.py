@@ -8,11 +8,10 @@ from collections import OrderedDict
 from typing import Any
 from weakref import WeakValueDictionary
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
-from ..report.panels import COLOURS
+from ..report.panels import coloured
 from .gigapixel import Scene, named, rgb
 
 SIDE = 256  # of a tile, in pixels
@@ -49,10 +48,7 @@ def draw(scene: Scene, layer: str, level: int, column: int, row: int) -> Image.I
     right, bottom = min(width, left + step), min(height, top + step)
     if layer == "map":
         part = scene.map[top:bottom, left:right]
-        small = np.asarray(Image.fromarray(np.ascontiguousarray(part)).reduce(factor))
-        places = np.clip(small / scene.top * 255, 0, 255).astype(np.uint8)
-        table = (matplotlib.colormaps[COLOURS](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
-        return Image.fromarray(table[places])
+        return coloured(np.asarray(Image.fromarray(np.ascontiguousarray(part)).reduce(factor)) / scene.top)
     if factor >= scene.factor:
         edges = (left // scene.factor, top // scene.factor, -(-right // scene.factor), -(-bottom // scene.factor))
         return scene.overview.crop(edges).reduce(factor // scene.factor)
