@@ -63,11 +63,11 @@ Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers to le
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
-def at_least(lowest: int) -> Callable[[int], int]:
+def at_least(lowest: int) -> Callable[[Any], Any]:
     """A callback that refuses numbers below ``lowest``."""
 
-    def check(value: int) -> None:
-        if value < lowest:
+    def check(value: float) -> None:
+        if not value >= lowest:
             raise ValueError(f"must be {lowest} or more, got {value}")
 
     return checked(check)

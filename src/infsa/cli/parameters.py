@@ -17,11 +17,12 @@ def usage() -> Iterator[None]:
 
 
 def checked(check: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """A typer callback that runs ``check`` on an option."""
+    """A typer callback that runs ``check`` on an option, if it is given."""
 
     def callback(value: Any) -> Any:
-        with usage():
-            check(value)
+        if value is not None:
+            with usage():
+                check(value)
         return value
 
     return callback
