@@ -154,21 +154,21 @@ def has_boxes(summary: Summary) -> bool:
     return any(rule.get("methods") for rule in rules)
 
 
-def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list[Path]:
+def draw_quality(summary: Summary, folder: str | Path) -> list[Path]:
     """Every figure of a quality study into a folder: MoRF, LeRF, bars, and with boxes ROC and precision-recall."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     method = summary["config"]["boxes"]["methods"][0]
     for fill in summary["config"]["removal"]:
-        extra = f"-{fill}{suffix}" if len(summary["config"]["removal"]) > 1 else suffix
+        extra = f"-{fill}" if len(summary["config"]["removal"]) > 1 else ""
         for direction in ("morf", "lerf"):
             paths.append(folder / f"{direction}{extra}.png")
             draw_removal(summary, fill, direction, paths[-1], method)
         paths.append(folder / f"summary{extra}.png")
         draw_bars(summary, fill, paths[-1], method)
     for kind in ("roc", "pr") if has_boxes(summary) else ():
-        paths.append(folder / f"{kind}{suffix}.png")
+        paths.append(folder / f"{kind}.png")
         draw_boxes(summary, kind, paths[-1], method)
     return paths
 
