@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..report.table import Table
-from .options import Device, Json, chosen_device, number, print_json
-from .parameters import usage
+from .options import Device, Json, chosen_device, number, print_json, usage
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import Device, Model, Resolution, chosen_device, chosen_model, chosen_resolution, counted, number
-from .parameters import usage
+from .options import Device, Model, Resolution, chosen_device, chosen_model, chosen_resolution, counted, number, usage
 
 if TYPE_CHECKING:
     from ..data.listing import Listing

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import SOURCE, Device, Json, at_least, chosen_device, chosen_model
-from .parameters import check_seed, checked
+from .options import SOURCE, Device, Json, at_least, check_seed, checked, chosen_device, chosen_model
 
 if TYPE_CHECKING:
     from ..models import InfViT
