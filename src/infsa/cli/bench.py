@@ -96,7 +96,7 @@ def bench(
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
-    from ..bench.graph import check_device
+    from ..bench.build import check_device
     from ..bench.settings import Settings
     from ..bench.suite import run_plan
     from ..streaming.memory import parse_bytes
@@ -217,7 +217,7 @@ def limits_table(limits: Table) -> Table:
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     """Print the ratios of two result files."""
     from ..bench.results import read_results
-    from ..report.bench_compare import compare_note, compare_rows, compare_table
+    from ..report.bench_tables import compare_note, compare_rows, compare_table
 
     a, b = read_results(first), read_results(second)
     rows = compare_rows(a, b)

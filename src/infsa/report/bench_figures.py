@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from ..bench.cases import VARIANTS
 from ..bench.scaling import finished, median
-from .bench_curves import growth, latencies, memories, speedups
-from .bench_style import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
+from . import bench_curves as curves
+from .bench_curves import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
 from .bench_tables import in_order, label_of
 from .figures import BLUE, GREY, INK, ORANGE
 from .quality_figures import GREEN, PINK
@@ -143,8 +143,8 @@ FIGURES: dict[str, Draw] = {
     "dashboard": dashboard,
     "tiers": tiers,
     "depths": depths,
-    "latency": latencies,
-    "memory": memories,
-    "speed-up": speedups,
-    "growth": growth,
+    "latency": curves.latencies,
+    "memory": curves.memories,
+    "speed-up": curves.speedups,
+    "growth": curves.growth,
 }
