@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..bench.cases import VARIANTS
 from ..bench.scaling import LARGEST, activation_bytes, finished, groups_of_sizes, median, memory_slopes, series, slopes
-from .figures import BLUE, GREY, INK, ORANGE, RED
+from .figures import BLUE, GREY, INK, ORANGE, RED, one_panel
 from .quality_figures import GREEN, PINK, SKY
 from .training import tidy
 
@@ -33,8 +33,7 @@ def _square(content: Content, mode: str) -> list[Row]:
 
 def _curves(content: Content, value: Callable[[Row], float | None], label: str) -> Figure | None:
     """A quantity against the side of the image: inference solid, training dotted."""
-    figure = Figure(figsize=(8.4, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(8.4, 5)
     drawn: set[str] = set()
     ticks: set[int] = set()
     for mode, dashes in (("infer", "-"), ("train", ":")):
@@ -75,8 +74,7 @@ def speedups(content: Content) -> Figure | None:
     names = [name for name in VARIANTS if name in found and not name.startswith("softmax")]
     if not sizes or not names:
         return None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(11, 4.2)
     width = 0.84 / len(names)
     for index, name in enumerate(names):
         points = dict(found[name])

@@ -23,6 +23,12 @@ ABSORPTION_BENDS = (0.06, 0.08, 0.2, -0.05, -0.14)
 ABSORPTION_ENDS = ((-0.12, 0.27), (-0.42, 0.27), (-0.69, 0.0), (0.16, 0.27), (0.5, 0.27))  # on the box's edge
 
 
+def one_panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, and the one panel in it."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
 def draw_five_tokens(path: str | Path) -> None:
     """Write the five-token figure to `path`: the matrix Â, its absorbing chain, and three rankings."""
     graph = five_token_graph()

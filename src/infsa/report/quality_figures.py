@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .figures import BLUE, GREY, INK, ORANGE, RED
+from .figures import BLUE, GREY, INK, ORANGE, RED, one_panel
 from .quality_tables import candidate_label
 
 GREEN, SKY, PINK = "#009E73", "#56B4E9", "#CC79A7"
@@ -35,8 +35,7 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
 
     Bands: one standard deviation over runs.
     """
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.4, 4.4)
     groups = summary["groups"]
     for name, colour in colours_of(groups).items():
         measured = groups[name]["removal"][fill]
@@ -56,8 +55,7 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
 
 def draw_boxes(summary: Summary, kind: str, path: str | Path, method: str = "last", rule: str = "centre") -> None:
     """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with its baselines."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.4, 4.4)
     groups, key = summary["groups"], "roc" if kind == "roc" else "ap"
     measured = {}
     for name, colour in colours_of(groups).items():
