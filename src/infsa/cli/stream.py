@@ -292,16 +292,21 @@ def _estimate(
 
 
 def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
-    from ..evaluate.maps import class_names
+    """The likeliest classes, of every task if the model has several."""
+    from ..evaluate.maps import class_names, model_tasks
 
-    names = class_names(model)
+    names, found = class_names(model), list[dict[str, Any]]()
     if not names:
-        return []
-    values, places = logits[0].float().softmax(-1).topk(min(5, len(names)))
-    return [
-        {"class": names[place], "number": place, "probability": value}
-        for value, place in zip(values.tolist(), places.tolist(), strict=True)
-    ]
+        return found
+    tasks, first = model_tasks(model), 0
+    for own in tasks.split(tasks.probabilities(logits[0])):
+        values, places = own.topk(min(5, len(own)))
+        found += [
+            {"class": names[first + place], "number": first + place, "probability": value}
+            for value, place in zip(values.tolist(), places.tolist(), strict=True)
+        ]
+        first += len(own)
+    return found
 
 
 @contextmanager
