@@ -14,20 +14,12 @@ from ..provenance import provenance
 from .bench_figures import COLOURS
 from .bench_tables import number
 from .demo import GRID, Demo, Models
-from .figures import BLUE, INK, ORANGE, draw_five_tokens, one_panel
+from .figures import BLUE, CENTRALITIES, INK, ORANGE, draw_five_tokens, one_panel
 from .html import Picture, Section, write_page
 from .panels import overlay, picture, scaled, short
 from .table import Table
 from .training import tidy
 
-TITLES = {
-    "degree_in": "degree (one hop)",
-    "katz_in": "Katz, incoming",
-    "katz_out": "Katz, outgoing",
-    "eigenvector_left": "eigenvector",
-    "pagerank": "PageRank",
-    "tokenrank": "TokenRank",
-}
 MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}
 SHOWN = 320  # pixels of the longer side of a picture in the gallery
 
@@ -210,7 +202,7 @@ def _heatmap(scores: Tensor) -> np.ndarray:
 
 def draw_centralities(demo: Demo, path: Path) -> None:
     """The photograph beside each centrality as a heatmap, and Linear-InfSA's own vector."""
-    maps = {title: demo.centralities[name] for name, title in TITLES.items()}
+    maps = {title: demo.centralities[name] for name, title in CENTRALITIES.items()}
     maps["Linear-InfSA a (tied layer)"] = demo.linear
     figure = Figure(figsize=(11, 6), layout="constrained")
     first, *panels = figure.subplots(2, 4).flat

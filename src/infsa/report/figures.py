@@ -13,6 +13,14 @@ from infsa.graph import AttentionGraph, five_token_graph
 Place = tuple[float, float]  # x, y
 # Okabe-Ito: told apart by every kind of colour vision, and in grey
 INK, GREY, BLUE, ORANGE, RED = "#222222", "#B8BCC2", "#0072B2", "#E69F00", "#D55E00"
+CENTRALITIES = {  # what figures call those that they compare
+    "degree_in": "degree (one hop)",
+    "katz_in": "Katz, incoming",
+    "katz_out": "Katz, outgoing",
+    "eigenvector_left": "eigenvector",
+    "pagerank": "PageRank",
+    "tokenrank": "TokenRank",
+}
 TOKEN_COLOURS = (ORANGE, GREY, GREY, GREY, BLUE)
 TOKEN_PLACES = ((1.75, 0.35), (0.0, 1.5), (0.0, -0.45), (3.4, 1.5), (5.05, 0.35))  # x, y
 ABSORBING_PLACE = (2.75, -1.95)
