@@ -3,8 +3,7 @@
 import io
 import math
 import secrets
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,12 +14,10 @@ from ..report.panels import coloured
 from .gigapixel import Scene, named, rgb
 
 SIDE = 256  # of a tile, in pixels
-CACHE = 64 << 20  # bytes of tiles that are kept
+TILES = 320  # that are kept: 64 MB at most
 ROUTE = "/infsa/tiles/{key:str}/{layer:str}/{level:int}/{column:int}/{row:int}"
 
 _SCENES: "WeakValueDictionary[str, Scene]" = WeakValueDictionary()
-_KEPT: "OrderedDict[tuple[Any, ...], bytes]" = OrderedDict()
-_LOCK = threading.Lock()
 
 
 def publish(scene: Scene) -> str:
@@ -56,26 +53,21 @@ def draw(scene: Scene, layer: str, level: int, column: int, row: int) -> Image.I
         return Image.fromarray(rgb(np.asarray(scene.source.read(top, left, bottom, right)))).reduce(factor)
 
 
-def tile(key: str, *place: Any) -> bytes | None:
-    """A tile as JPEG or PNG, from the cache if it is there; None for a scene or a place that does not exist."""
-    scene = _SCENES.get(key)
-    if scene is None:
-        return None
-    with _LOCK:
-        if (key, *place) in _KEPT:
-            _KEPT.move_to_end((key, *place))
-            return _KEPT[(key, *place)]
-    try:
-        drawn = draw(scene, *place)
-    except (ValueError, OSError):
-        return None
+@lru_cache(TILES)
+def encoded(key: str, *place: Any) -> bytes:
+    """A tile of a scene as JPEG, or of its map as PNG."""
     stream = io.BytesIO()
+    drawn = draw(_SCENES[key], *place)
     drawn.save(stream, "PNG") if place[0] == "map" else drawn.save(stream, "JPEG", quality=88)
-    with _LOCK:
-        _KEPT[(key, *place)] = stream.getvalue()
-        while sum(map(len, _KEPT.values())) > CACHE:
-            _KEPT.popitem(last=False)
     return stream.getvalue()
+
+
+def tile(key: str, *place: Any) -> bytes | None:
+    """A tile, from the cache if it is there; None for a scene or a place that does not exist."""
+    try:
+        return encoded(key, *place) if key in _SCENES else None
+    except (KeyError, ValueError, OSError):
+        return None
 
 
 def route() -> Any:
