@@ -38,7 +38,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # the names, to list and to suggest
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names, to list and to suggest
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What the list of commands shows of one."""
