@@ -1,11 +1,12 @@
 """The tables of docs/benchmarks.md, from the result file of ``infsa bench``; numbers of the paper beside them."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infsa.bench.cases import PEERS, VARIANTS, Case
 from infsa.bench.presets import DEEP, FOUR
-from infsa.bench.scaling import finished, measured_crossover, median, series
+from infsa.bench.scaling import finished, median, series
 from infsa.report.bench_tables import NONE, gibibytes, number
 from infsa.report.table import Table
 
@@ -157,6 +158,25 @@ def _crossing(ours: list[tuple[int, float]], theirs: list[tuple[int, float]]) ->
     if tokens == min(common):
         return "at every size measured"
     return f"from {_rough(16 * tokens**0.5)}² ({_rough(tokens):,} tokens)"
+
+
+def measured_crossover(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> float | None:
+    """N from which ``a`` is faster than ``b``, by straight lines between the common points in log-log.
+
+    The smallest common N if ``a`` is always faster; None if it is not faster at the largest.
+    """
+    times_a, times_b = dict(a), dict(b)
+    common = sorted(times_a.keys() & times_b.keys())
+    if not common:
+        return None
+    gaps = [math.log(times_a[n] / times_b[n]) for n in common]  # negative: a is faster
+    if gaps[-1] >= 0:
+        return None
+    last = max((i for i, gap in enumerate(gaps) if gap >= 0), default=None)
+    if last is None:
+        return float(common[0])
+    share = gaps[last] / (gaps[last] - gaps[last + 1])
+    return math.exp(math.log(common[last]) + share * math.log(common[last + 1] / common[last]))
 
 
 def _rough(value: float) -> int:

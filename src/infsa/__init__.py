@@ -45,22 +45,6 @@ __all__ = [
     "train",
 ]
 
-_PACKAGES = frozenset(
-    {
-        "bench",
-        "cohort",
-        "conversion",
-        "data",
-        "evaluate",
-        "graph",
-        "models",
-        "nn",
-        "ops",
-        "parallel",
-        "streaming",
-        "train",
-    }
-)
 _NAMES = {  # public names and the packages that define them
     "LinearState": "ops",
     "PureDecodeState": "ops",
@@ -75,6 +59,7 @@ _NAMES = {  # public names and the packages that define them
     "plan_conversion": "conversion",
     "revert": "conversion",
 }
+_PACKAGES = frozenset(__all__) - {"__version__", *_NAMES}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infsa.bench import build as builder
+from infsa.bench.build import WARM_UPS, replayed
 from infsa.bench.cases import NINE, Case, read_case
-from infsa.bench.graph import WARM_UPS, replayed
 from infsa.bench.presets import PRESETS
 from infsa.bench.results import read_results
 from infsa.cli.app import main

@@ -12,7 +12,7 @@ from infsa.bench.cases import NINE, Case
 from infsa.bench.presets import DEEP, FOUR, group
 from infsa.bench.results import about, measured, read_results
 from infsa.bench.scaling import slopes
-from infsa.report import bench_compare, bench_tables
+from infsa.report import bench_tables
 from infsa.report.bench_figures import FIGURES, draw_bench, save
 from infsa.report.published import published
 
@@ -167,16 +167,16 @@ def test_files_are_compared_row_by_row(content):
     slower["rows"][limit]["limit"]["side"] = 3008
     slower["machines"] = [{"gpu": "B", "torch": "1", "energy": "NVML"}]
     del slower["rows"][other]
-    found = {row["row"]: row for row in bench_compare.compare_rows(content, slower)}
+    found = {row["row"]: row for row in bench_tables.compare_rows(content, slower)}
     assert found[key]["ms_ratio"] == pytest.approx(2)
     assert (found[limit]["first"], found[limit]["second"], found[limit]["side_ratio"]) == (1504, 3008, 2)
     assert failed not in found
     assert len(found) == len(content["rows"]) - 2
-    assert len(bench_compare.compare_table(content, slower).rows) == len(found)
-    note = bench_compare.compare_note(content, slower)
+    assert len(bench_tables.compare_table(content, slower).rows) == len(found)
+    note = bench_tables.compare_note(content, slower)
     assert "First: an unknown machine. Second: B; torch 1; energy: NVML." in note
     assert note.endswith("only one file has: 1 and 0.")
-    assert bench_compare.compare_rows({"rows": {}}, content) == []
+    assert bench_tables.compare_rows({"rows": {}}, content) == []
 
 
 def test_throttling_is_named():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from pages.paper_table import measured_crossover
 from scipy import stats
 
-from infsa.bench.scaling import measured_crossover, slope
+from infsa.bench.scaling import slope
 
 
 def test_the_slope_of_a_power_law():

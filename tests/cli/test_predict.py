@@ -12,7 +12,7 @@ from PIL import Image
 
 import infsa
 from infsa.data import decode, transform_for
-from infsa.data.listing import list_images
+from infsa.data.paths import list_images
 from infsa.evaluate import class_names, data_config, load_model
 from infsa.evaluate.predictions import View, predict_files
 from infsa.models import describe_data, save_weights

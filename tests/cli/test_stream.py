@@ -10,9 +10,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import infsa
+from infsa.data import Task, Tasks
+from infsa.models import save_weights
+from infsa.models.weights import describe_data
 from infsa.streaming.scene import read_tensors
 
 from .test_cli import run
@@ -42,6 +46,21 @@ def test_json(image, tmp_path, monkeypatch, capsys):
     assert len(record["predictions"]) == 5
     assert record["strategy"] == "spill"
     assert {file.name for file in tmp_path.iterdir()} == {"map.tif", "map.png", "code.safetensors"}
+
+
+def test_every_task_has_classes_of_its_own(image, tmp_path, monkeypatch, capsys):
+    model = infsa.create_model("infvit_linear_tiny", depth=1, num_classes=5)
+    tasks = Tasks([Task("season", ("summer", "winter")), Task("seen", ("cat", "dog", "cow"), multilabel=True)])
+    describe_data(model, label_names=tasks.names, tasks=tasks.as_list())
+    save_weights(model, tmp_path / "model")
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--model", str(tmp_path / "model"), "--json")
+    assert code == 0
+    record = json.loads(out)
+    logits = torch.tensor(record["logits"])
+    found = {guess["number"]: guess["probability"] for guess in record["predictions"]}
+    shares = torch.cat([logits[:2].softmax(-1), logits[2:].sigmoid()])
+    assert [found[number] for number in range(5)] == pytest.approx(shares.tolist(), rel=1e-5)
+    assert {guess["class"] for guess in record["predictions"]} == set(tasks.names)
 
 
 def test_table(image, monkeypatch, capsys):

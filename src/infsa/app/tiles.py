@@ -3,25 +3,21 @@
 import io
 import math
 import secrets
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
-from ..report.panels import COLOURS
+from ..report.panels import coloured
 from .gigapixel import Scene, named, rgb
 
 SIDE = 256  # of a tile, in pixels
-CACHE = 64 << 20  # bytes of tiles that are kept
+TILES = 320  # that are kept: 64 MB at most
 ROUTE = "/infsa/tiles/{key:str}/{layer:str}/{level:int}/{column:int}/{row:int}"
 
 _SCENES: "WeakValueDictionary[str, Scene]" = WeakValueDictionary()
-_KEPT: "OrderedDict[tuple[Any, ...], bytes]" = OrderedDict()
-_LOCK = threading.Lock()
 
 
 def publish(scene: Scene) -> str:
@@ -49,10 +45,7 @@ def draw(scene: Scene, layer: str, level: int, column: int, row: int) -> Image.I
     right, bottom = min(width, left + step), min(height, top + step)
     if layer == "map":
         part = scene.map[top:bottom, left:right]
-        small = np.asarray(Image.fromarray(np.ascontiguousarray(part)).reduce(factor))
-        places = np.clip(small / scene.top * 255, 0, 255).astype(np.uint8)
-        table = (matplotlib.colormaps[COLOURS](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
-        return Image.fromarray(table[places])
+        return coloured(np.asarray(Image.fromarray(np.ascontiguousarray(part)).reduce(factor)) / scene.top)
     if factor >= scene.factor:
         edges = (left // scene.factor, top // scene.factor, -(-right // scene.factor), -(-bottom // scene.factor))
         return scene.overview.crop(edges).reduce(factor // scene.factor)
@@ -60,26 +53,21 @@ def draw(scene: Scene, layer: str, level: int, column: int, row: int) -> Image.I
         return Image.fromarray(rgb(np.asarray(scene.source.read(top, left, bottom, right)))).reduce(factor)
 
 
-def tile(key: str, *place: Any) -> bytes | None:
-    """A tile as JPEG or PNG, from the cache if it is there; None for a scene or a place that does not exist."""
-    scene = _SCENES.get(key)
-    if scene is None:
-        return None
-    with _LOCK:
-        if (key, *place) in _KEPT:
-            _KEPT.move_to_end((key, *place))
-            return _KEPT[(key, *place)]
-    try:
-        drawn = draw(scene, *place)
-    except (ValueError, OSError):
-        return None
+@lru_cache(TILES)
+def encoded(key: str, *place: Any) -> bytes:
+    """A tile of a scene as JPEG, or of its map as PNG."""
     stream = io.BytesIO()
+    drawn = draw(_SCENES[key], *place)
     drawn.save(stream, "PNG") if place[0] == "map" else drawn.save(stream, "JPEG", quality=88)
-    with _LOCK:
-        _KEPT[(key, *place)] = stream.getvalue()
-        while sum(map(len, _KEPT.values())) > CACHE:
-            _KEPT.popitem(last=False)
     return stream.getvalue()
+
+
+def tile(key: str, *place: Any) -> bytes | None:
+    """A tile, from the cache if it is there; None for a scene or a place that does not exist."""
+    try:
+        return encoded(key, *place) if key in _SCENES else None
+    except (KeyError, ValueError, OSError):
+        return None
 
 
 def route() -> Any:

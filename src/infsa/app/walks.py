@@ -9,16 +9,9 @@ from torch import Tensor
 from ..graph import AttentionGraph
 from ..models import InfViT
 from ..models.maps import layer_weights
+from ..report.figures import CENTRALITIES
 
 SHOWN = 5  # hops that are drawn one by one
-COMPARED = {  # what the page calls the centralities it compares
-    "degree_in": "Degree (one hop)",
-    "katz_in": "Katz, incoming",
-    "katz_out": "Katz, outgoing",
-    "eigenvector_left": "Eigenvector",
-    "pagerank": "PageRank",
-    "tokenrank": "TokenRank",
-}
 
 
 def token_graph(model: InfViT, images: Tensor, layer: int, head: int | None, gamma: float) -> AttentionGraph:
@@ -96,4 +89,4 @@ def walk(graph: AttentionGraph, start: int, hops: float = math.inf) -> Walk:
 def compared(graph: AttentionGraph) -> dict[str, Tensor]:
     """The centralities that the page shows side by side, (N,) each, by the names it gives them."""
     scores = graph.centralities()
-    return {title: scores[name] for name, title in COMPARED.items()}
+    return {title[:1].upper() + title[1:]: scores[name] for name, title in CENTRALITIES.items()}

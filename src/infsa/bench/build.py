@@ -15,9 +15,9 @@ from ..nn.infsa import merge_heads
 from ..nn.peers import SoftmaxAttention, create_attention
 from ..nn.peers.layout import Layout
 from .cases import BASE, Case
-from .graph import check_device, replayed
 
 CLASSES = 1000
+WARM_UPS = 3  # calls before the capture: libraries choose their algorithms and claim their workspaces
 
 
 class UnfusedSoftmax(SoftmaxAttention):
@@ -125,3 +125,35 @@ def make_call(case: Case, run: Any, module: nn.Module, device: torch.device) -> 
         inputs[0].grad = None
 
     return train if training else infer
+
+
+def check_device(device: torch.device | str) -> None:
+    """Refuse a device that has no CUDA graphs.
+
+    Example:
+        >>> check_device("cpu")
+        Traceback (most recent call last):
+        ValueError: compile='graph' replays a CUDA graph and needs a CUDA device, got 'cpu'
+    """
+    kind = torch.device(device).type
+    if kind != "cuda":
+        raise ValueError(f"compile='graph' replays a CUDA graph and needs a CUDA device, got {kind!r}")
+
+
+def replayed(call: Callable[[], None], device: torch.device | str, cuda: Any = torch.cuda) -> Callable[[], None]:
+    """Capture one call, a forward pass or a whole training step, and return what replays it.
+
+    The call must read and write the same tensors every time. ``cuda`` is ``torch.cuda``, or in tests what stands in
+    for it.
+    """
+    check_device(device)
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        for _ in range(WARM_UPS):
+            call()
+    cuda.current_stream().wait_stream(side)
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        call()
+    return graph.replay

@@ -48,7 +48,6 @@ VARIANTS: dict[str, Variant] = {
 }
 PEERS = ("linformer", "performer", "soft", "flatten", "agent", "mlla")
 NINE = ("softmax", *PEERS, "infsa_pure", "infsa_linear")  # the paper's, softmax in its fused form
-CONTROLS = ("mean", "energy", "fastformer")  # simpler ways to share one vector
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 COMMAND = (sys.executable, "-m", "infsa.bench.worker")
@@ -103,22 +104,14 @@ class Child:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.errors):
             if stream is not None:
-                _close(stream)
+                with suppress(BrokenPipeError):  # a line that never reached the process
+                    stream.close()
         self.process = None
-
-
-def _close(stream: IO[str]) -> None:
-    try:
-        stream.close()
-    except BrokenPipeError:  # a line that never reached the process
-        return
 
 
 def _forward(stream: IO[str] | None, answers: "queue.Queue[str | None]") -> None:
     assert stream is not None
-    try:
+    with suppress(ValueError):  # closed while reading
         for line in stream:
             answers.put(line)
-    except ValueError:  # closed while reading
-        pass
     answers.put(None)

@@ -42,16 +42,13 @@ def count(case: Case) -> Count:
         >>> count(Case("softmax", depth=4, heads=16, size=(224, 224))).macs
         10388422656
     """
-    plain = replace(case, batch=1, energy=False, compile="none", mechanism=_counted_as(case.mechanism))
+    mechanism = case.mechanism.partition("-")[0]  # however it is computed
+    plain = replace(case, batch=1, energy=False, compile="none", mechanism=mechanism)
     layer = _counted(replace(plain, part="attention", depth=1, stem="patch"))
     if case.part == "attention":
         return Count(layer, layer)
     one, two = (_counted(replace(plain, depth=depth)) for depth in (1, 2))
     return Count(one + (case.depth - 1) * (two - one), case.depth * layer)
-
-
-def _counted_as(mechanism: str) -> str:
-    return mechanism.partition("-")[0]
 
 
 @functools.cache
@@ -170,5 +167,4 @@ def flop_crossover(a: Case, b: Case, most: int = 2**15) -> int | None:
 
 def weights_bytes(module: torch.nn.Module) -> int:
     """Bytes of a module's parameters and buffers."""
-    tensors: list[Any] = [*module.parameters(), *module.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -6,7 +6,7 @@ import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -105,10 +105,6 @@ class Found(NamedTuple):
     size: int
     ran_out: str | None
     probes: list[Probe]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"size": self.size, "ran_out": self.ran_out, "probes": [list(probe) for probe in self.probes]}
 
 
 def largest(

@@ -1,11 +1,10 @@
-"""What the rows of a result file say together: growth with N, crossovers, resolutions."""
+"""What the rows of a result file say together: growth with N, series over sizes."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .cases import Case, read_case
-from .flops import flop_crossover
+from .cases import read_case
 
 Row = dict[str, Any]
 CLAIMED = {"N² d": 2.0, "N d²": 1.0, "N d": 1.0, "N": 1.0}  # exponent of N
@@ -83,43 +82,3 @@ def slopes(rows: Iterable[Row], largest: int | None = None) -> dict[str, Slope |
 def memory_slopes(rows: Iterable[Row]) -> dict[str, Slope | None]:
     """The exponent of the memory of activations, by mechanism."""
     return {name: slope(*zip(*points, strict=True)) for name, points in series(rows, activation_bytes).items()}
-
-
-def measured_crossover(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> float | None:
-    """N from which ``a`` is faster than ``b``, by straight lines between the common points in log-log.
-
-    The smallest common N if ``a`` is always faster; None if it is not faster at the largest.
-    """
-    times_a, times_b = dict(a), dict(b)
-    common = sorted(times_a.keys() & times_b.keys())
-    if not common:
-        return None
-    gaps = [math.log(times_a[n] / times_b[n]) for n in common]  # negative: a is faster
-    if gaps[-1] >= 0:
-        return None
-    last = max((i for i, gap in enumerate(gaps) if gap >= 0), default=None)
-    if last is None:
-        return float(common[0])
-    share = gaps[last] / (gaps[last] - gaps[last + 1])
-    return math.exp(math.log(common[last]) + share * math.log(common[last + 1] / common[last]))
-
-
-def paper_crossover() -> dict[str, Any]:
-    """Sides from which Linear InfViT-4L needs fewer multiply-adds than softmax models, and the paper's own figure.
-
-    The paper puts it near 512², from 59 GFLOPs at 224² for its own model against a ViT-B/16. ``paper_macs`` takes
-    its 59 G as multiply-adds, growing with the patches, and ViT-B/16 as counted: the side where the two meet;
-    ``paper_flops`` takes them as twice as many operations.
-    """
-    linear, vit_b = Case("infsa_linear"), Case("softmax", 12, 12, width=768)
-    per_token = 59e9 / (224 // 16) ** 2
-    fixed, growing = 12 * 12 * 768**2, 12 * 2 * 768  # of ViT-B/16 per token, and per token and token
-    sides = [round(16 * math.sqrt((per_token / operations - fixed) / growing)) for operations in (1, 2)]
-    return {
-        "softmax_4l": flop_crossover(linear, Case("softmax")),
-        "pure_4l": flop_crossover(linear, Case("infsa_pure")),
-        "vit_b": flop_crossover(linear, vit_b),
-        "paper_macs": sides[0],
-        "paper_flops": sides[1],
-        "paper_claim": 512,
-    }

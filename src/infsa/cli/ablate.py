@@ -7,8 +7,7 @@ import typer
 from rich.console import Console
 
 from ..report.table import Table
-from .options import DataPairs, Json, ModelPairs, number, print_json
-from .parameters import usage
+from .options import DataPairs, Json, ModelPairs, number, print_json, usage
 from .recipe_options import choose_recipe, parse_value, with_recipe_options
 
 

@@ -11,7 +11,6 @@ from rich.progress import Progress
 from ..report.table import Table
 from . import options
 from .convert import plan_table
-from .parameters import check_seed, checked, usage
 from .recipe_options import parse_pairs
 
 FIELDS = (
@@ -43,7 +42,7 @@ def adapt(
         int | None, typer.Option(help="Side of the images in pixels.", show_default="the model's")
     ] = None,
     batch_size: Annotated[int, options.number("Images per step.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of data order and augmentation.", callback=checked(check_seed))] = 0,
+    seed: Annotated[int, options.seed_of("data order and augmentation")] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
@@ -70,7 +69,7 @@ def adapt(
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
         raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
-    with usage():
+    with options.usage():
         plan = Adaptation(**named, **fields)
     place = options.chosen_device(device)
     console = Console(quiet=as_json)

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from . import options
-from .parameters import check_seed, checked
 
 
 def align(
@@ -17,7 +16,7 @@ def align(
     limit: Annotated[int, options.number("Number of images, drawn by the seed.")] = 64,
     samples: Annotated[int, options.number("Heads, over all images, compared in every layer; 0: all.", 0)] = 512,
     power_steps: Annotated[int, options.number("Steps of the power iteration.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of images and heads.", callback=checked(check_seed))] = 0,
+    seed: Annotated[int, options.seed_of("images and heads")] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and the figure.")] = Path("runs/align"),
     as_json: options.Json = False,

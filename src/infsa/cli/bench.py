@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..report.table import Table
-from .options import Device, Json, chosen_device, number, print_json
-from .parameters import usage
+from .options import Device, Json, chosen_device, number, print_json, usage
 
 if TYPE_CHECKING:
     from ..bench.presets import Plan
@@ -97,7 +96,7 @@ def bench(
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
-    from ..bench.graph import check_device
+    from ..bench.build import check_device
     from ..bench.settings import Settings
     from ..bench.suite import run_plan
     from ..streaming.memory import parse_bytes
@@ -218,7 +217,7 @@ def limits_table(limits: Table) -> Table:
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     """Print the ratios of two result files."""
     from ..bench.results import read_results
-    from ..report.bench_compare import compare_note, compare_rows, compare_table
+    from ..report.bench_tables import compare_note, compare_rows, compare_table
 
     a, b = read_results(first), read_results(second)
     rows = compare_rows(a, b)

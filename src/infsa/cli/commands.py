@@ -1,7 +1,6 @@
 """The subcommands by name: listed without being imported, imported when one of them runs."""
 
 import ast
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,29 +33,12 @@ def summary(name: str) -> str:
     return (ast.get_docstring(functions[module]) or "").partition("\n\n")[0]
 
 
-class Loaded(Mapping[str, Any]):
-    """Every command by its name, loaded when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        return load(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class Commands(TyperGroup):
     """A group that knows its commands by name and first line, and loads the one that runs."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = Loaded()  # type: ignore[assignment]
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the table above."""
-        return list(COMMANDS)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names, to list and to suggest
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What the list of commands shows of one."""

@@ -7,14 +7,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .options import Gamma, Json, print_json, progress_report
-from .parameters import check_seed, checked
+from .options import Gamma, Json, print_json, progress_report, seed_of
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, figures and numbers.")] = Path("runs/demo"),
     gamma: Gamma = 0.7,
-    seed: Annotated[int, typer.Option(help="Seed of projections and random orders.", callback=checked(check_seed))] = 0,
+    seed: Annotated[int, seed_of("projections and random orders")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Two photographs and short timings: a few seconds.")] = False,
     as_json: Json = False,
 ) -> None:

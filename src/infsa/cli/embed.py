@@ -13,18 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import (
-    SOURCE,
-    Json,
-    Resolution,
-    chosen_device,
-    chosen_resolution,
-    counted,
-    number,
-    print_json,
-    tell_unfinished,
-)
-from .parameters import usage
+from . import options
+from .options import chosen_device, counted
 
 if TYPE_CHECKING:
     from ..cohort.forecast import Forecast
@@ -42,10 +32,10 @@ def embed(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help=f"{SOURCE}; or timm:NAME or timm:FOLDER.")
+        str, typer.Option("--model", "-m", help=f"{options.SOURCE}; or timm:NAME or timm:FOLDER.")
     ] = "infvit_linear_tiny",
     out: Annotated[Path, typer.Option(help="The table, .parquet.")] = Path("cohort.parquet"),
-    resolution: Resolution = "native",
+    resolution: options.Resolution = "native",
     embedding: Annotated[
         str | None,
         typer.Option(
@@ -56,8 +46,8 @@ def embed(
     memory: Annotated[
         str, typer.Option(help="Memory limit per worker; images that need more than half of it are streamed.")
     ] = "4GiB",
-    batch_size: Annotated[int, number("Largest batch of images of one size.")] = 32,
-    tile: Annotated[int, number("Side of the tiles of streamed images.")] = 1024,
+    batch_size: Annotated[int, options.number("Largest batch of images of one size.")] = 32,
+    tile: Annotated[int, options.number("Side of the tiles of streamed images.")] = 1024,
     dtype: Annotated[str, typer.Option(help="Model dtype: float32, bfloat16 or float16.")] = "float32",
     devices: Annotated[
         str,
@@ -68,7 +58,7 @@ def embed(
     workers: Annotated[
         int | None, typer.Option(help="Processes, spread over the devices.", show_default="one per device named")
     ] = None,
-    readers: Annotated[int, number("Threads per worker that read images.")] = 2,
+    readers: Annotated[int, options.number("Threads per worker that read images.")] = 2,
     ray: Annotated[str | None, typer.Option(help="Compute on the Ray cluster at this address, or auto.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a table of another model, other options or other images.")
@@ -81,7 +71,7 @@ def embed(
             "nothing.",
         ),
     ] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write embeddings and predictions of many images as one table, a row per image.
 
@@ -96,22 +86,22 @@ def embed(
     from ..cohort.settings import Settings
 
     chosen = _devices(devices, workers, ray)
-    with usage():
+    with options.usage():
         settings = Settings(
-            resolution=chosen_resolution(resolution), embedding=embedding, maps=with_maps, dtype=dtype,
+            resolution=options.chosen_resolution(resolution), embedding=embedding, maps=with_maps, dtype=dtype,
             batch_size=batch_size, memory=memory, tile=tile, readers=readers,
         )  # fmt: skip
-    tell_unfinished(model)
+    options.tell_unfinished(model)
     cohort = Cohort(images, model, chosen, ray, settings)
     console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     if plan:
         found = forecast(cohort, out, overwrite)
-        print_json(asdict(found), as_json)
+        options.print_json(asdict(found), as_json)
         _print_plan(console, found, cohort)
         return
     with _bar(Console(stderr=True, highlight=False)) as report:
         done = cohort.run(out, overwrite, report)
-    print_json(asdict(done), as_json)
+    options.print_json(asdict(done), as_json)
     _print_summary(console, done)
     if done.failed == done.rows:
         raise typer.Exit(1)

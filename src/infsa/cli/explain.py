@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..report.table import Table
-from .options import METHODS, MODELS, Device, Json, Resolution, chosen_device, chosen_resolution, chosen_subjects
-from .parameters import check_seed, checked
+from . import options
 
 if TYPE_CHECKING:
     from ..models import InfViT
@@ -20,18 +19,18 @@ def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help=MODELS, show_default="the three shipped models"),
+        typer.Option("--model", "-m", help=options.MODELS, show_default="the three shipped models"),
     ] = None,
-    method: Annotated[str, typer.Option(help=METHODS)] = "last",
-    resolution: Resolution = "model",
+    method: Annotated[str, typer.Option(help=options.METHODS)] = "last",
+    resolution: options.Resolution = "model",
     layer: Annotated[int, typer.Option(help="Block whose attention is shown; negative counts from the end.")] = -1,
     head: Annotated[
         int | None, typer.Option(help="Show one head instead of the mean over heads.", show_default="the mean")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for panels, overlays and arrays.")] = Path("runs/explain"),
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of --method random.", callback=checked(check_seed))] = 0,
-    as_json: Json = False,
+    device: options.Device = "auto",
+    seed: Annotated[int, options.seed_of("--method random")] = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Draw attention maps and predictions of one or more models for your images.
 
@@ -43,18 +42,18 @@ def explain(
     from ..evaluate.maps import check_methods
     from ..models.presets import SHIPPED
 
-    checked(lambda value: check_methods([value]))(method)
-    side = chosen_resolution(resolution)
-    chosen = chosen_subjects(models or SHIPPED)
-    loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
-    options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
+    options.checked(lambda value: check_methods([value]))(method)
+    side = options.chosen_resolution(resolution)
+    chosen = options.chosen_subjects(models or SHIPPED)
+    loaded = {subject.name: subject.load(options.chosen_device(device)) for subject in chosen}
+    settings = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
     console = Console(quiet=as_json)
     out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
     problems: list[str] = []
     for path, stem in track(_with_stems(images), description="Explaining", console=console, transient=True):
-        done += _explain_file(path, stem, loaded, options, out, problems)
-    report = {"options": options, "models": {s.name: s.source for s in chosen}, "images": done, "problems": problems}
+        done += _explain_file(path, stem, loaded, settings, out, problems)
+    report = {"options": settings, "models": {s.name: s.source for s in chosen}, "images": done, "problems": problems}
     (out / "explain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -79,7 +78,7 @@ def _explain_file(
     path: Path,
     stem: str,
     models: "dict[str, InfViT]",
-    options: dict[str, Any],
+    settings: dict[str, Any],
     out: Path,
     problems: list[str],
 ) -> list[dict[str, Any]]:
@@ -98,7 +97,7 @@ def _explain_file(
     found, records = {}, []
     for name, model in models.items():
         try:
-            explanation = explain_image(model, image, **options)
+            explanation = explain_image(model, image, **settings)
         except ValueError as error:
             problems.append(f"{path}: {name}: {error}")
             continue

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the progress bar."""
+"""Options that several commands share, their checks, and the progress bar."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -10,14 +10,47 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .parameters import check_gamma, checked
-
 if TYPE_CHECKING:
     import torch
 
     from ..evaluate import Subject
     from ..evaluate.study import Report
     from ..models import InfViT
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """What the library refuses inside is wrong usage of the command."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def checked(check: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A typer callback that runs ``check`` on an option, if it is given."""
+
+    def callback(value: Any) -> Any:
+        if value is not None:
+            with usage():
+                check(value)
+        return value
+
+    return callback
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"a seed must lie in [0, 2**63), got {seed}")
+
+
+def check_gamma(gamma: float) -> None:
+    """Refuse a decay outside (0, 1)."""
+    from ..ops.checks import check_gamma as check
+
+    check(gamma)
+
 
 SOURCE = "Name of a shipped model, run folder, saved folder, .safetensors file or converted file"
 MODEL = f"{SOURCE}."
@@ -63,11 +96,11 @@ Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers to le
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
-def at_least(lowest: int) -> Callable[[int], int]:
+def at_least(lowest: int) -> Callable[[Any], Any]:
     """A callback that refuses numbers below ``lowest``."""
 
-    def check(value: int) -> None:
-        if value < lowest:
+    def check(value: float) -> None:
+        if not value >= lowest:
             raise ValueError(f"must be {lowest} or more, got {value}")
 
     return checked(check)
@@ -76,6 +109,11 @@ def at_least(lowest: int) -> Callable[[int], int]:
 def number(help: str, lowest: int = 1) -> Any:
     """An option that is a whole number, no smaller than ``lowest``."""
     return typer.Option(help=help, callback=at_least(lowest))
+
+
+def seed_of(what: str) -> Any:
+    """An option that is a seed of torch's generators."""
+    return typer.Option(help=f"Seed of {what}.", callback=checked(check_seed))
 
 
 def counted(number: int, noun: str, plural: str = "s") -> str:

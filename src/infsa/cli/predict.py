@@ -14,11 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from .options import Device, Model, Resolution, chosen_device, chosen_model, chosen_resolution, counted, number
-from .parameters import usage
+from .options import Device, Model, Resolution, chosen_device, chosen_model, chosen_resolution, counted, number, usage
 
 if TYPE_CHECKING:
-    from ..data.listing import Listing
+    from ..data.paths import Listing
     from ..evaluate.predictions import Prediction
 
 ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -50,7 +49,7 @@ def predict(
 
     Example: infsa predict new/ --model runs/photos --top-k 3 --out new.csv
     """
-    from ..data.listing import list_images
+    from ..data.paths import list_images
     from ..evaluate.predictions import View, answer_count, predict_files
 
     form = _format(kind, as_json, out)

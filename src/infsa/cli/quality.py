@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from . import options
-from .parameters import check_seed, checked, usage
 
 
 def quality(
@@ -35,7 +34,7 @@ def quality(
     min_probability: Annotated[
         float, typer.Option(help="Skip images whose predicted class has a lower probability.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of images and orders.", callback=checked(check_seed))] = 0,
+    seed: Annotated[int, options.seed_of("images and orders")] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder for records, numbers and figures.")] = Path("runs/quality"),
     as_json: options.Json = False,
@@ -57,12 +56,12 @@ def quality(
     from ..report.quality_tables import box_table, caption, removal_table
 
     chosen = tuple(methods or ["last"])
-    checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
+    options.checked(lambda value: check_choice("normalise", value, NORMALISATIONS))(normalise)
     common: dict[str, Any] = {
         "levels": steps, "score": score, "methods": chosen, "draws": draws, "only_correct": only_correct,
         "min_probability": min_probability, "seed": seed,
     }  # fmt: skip
-    with usage():
+    with options.usage():
         removals = [Removal(fill=fill, **common) for fill in dict.fromkeys(fills or ["mean"])]
     console = Console(quiet=as_json)
     summary = options.run_study(

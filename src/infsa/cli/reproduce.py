@@ -8,8 +8,7 @@ from rich.console import Console
 
 from ..report.table import Table
 from .bench import row_progress
-from .options import chosen_device, print_json, progress_report
-from .parameters import usage
+from .options import chosen_device, print_json, progress_report, usage
 
 if TYPE_CHECKING:
     from ..reproduce import Sources

@@ -13,19 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..report.table import Table
-from .options import SOURCE, Device, Json, at_least, chosen_device, chosen_model
-from .parameters import check_seed, checked
+from .options import SOURCE, Device, Json, at_least, check_seed, checked, chosen_device, chosen_model
 
 if TYPE_CHECKING:
     from ..models import InfViT
     from ..streaming import Progress as At
 
 
-def _check_memory(memory: str | None) -> None:
+def _check_memory(memory: str) -> None:
     from ..streaming.memory import parse_bytes
 
-    if memory is not None:
-        parse_bytes(memory)
+    parse_bytes(memory)
 
 
 def _one_of(*names: str) -> Any:
@@ -40,39 +38,16 @@ def _bands(text: str | None) -> list[int] | None:
     return None if text is None else [int(word) for word in text.split(",")]
 
 
-def _check_bands(text: str | None) -> None:
+def _check_bands(text: str) -> None:
     try:
         _bands(text)
     except ValueError as error:
         raise ValueError(f"must be numbers such as 0,1,2, got {text!r}") from error
 
 
-def _check_share(share: float | None) -> None:
-    if share is not None and not 0 < share <= 1:
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
         raise ValueError(f"must lie in (0, 1], got {share!r}")
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not seconds >= 0:
-        raise ValueError(f"must be 0 or more, got {seconds!r}")
-
-
-def _check_number(number: int | None) -> None:
-    if number is not None and number < 0:
-        raise ValueError(f"must be 0 or more, got {number}")
-
-
-def _check_count(count: int | None) -> None:
-    if count is not None and count < 1:
-        raise ValueError(f"must be 1 or more, got {count}")
-
-
-def _check_seed(seed: int | None) -> None:
-    if seed is not None:
-        check_seed(seed)
-
-
-_at_least_0: Any = checked(_check_number)
 
 
 def stream(
@@ -85,7 +60,7 @@ def stream(
         typer.Option(
             help="Side of the tiles in pixels; the result does not depend on it.",
             show_default="1024, larger on a GPU",
-            callback=checked(_check_count),
+            callback=at_least(1),
         ),
     ] = None,
     memory: Annotated[
@@ -112,14 +87,14 @@ def stream(
     scratch: Annotated[Path | None, typer.Option(help="Folder for tokens that do not fit in memory.")] = None,
     level: Annotated[int, typer.Option(help="Level of a pyramid; 0 is the largest.", callback=at_least(0))] = 0,
     series: Annotated[
-        int | None, typer.Option(help="Image within a multi-image TIFF.", show_default="first", callback=_at_least_0)
+        int | None, typer.Option(help="Image within a multi-image TIFF.", show_default="first", callback=at_least(0))
     ] = None,
     page: Annotated[
         int | None,
         typer.Option(
             help="Page of that image, or of the file; frame of a GIF or WebP.",
             show_default="first",
-            callback=_at_least_0,
+            callback=at_least(0),
         ),
     ] = None,
     bands: Annotated[
@@ -146,7 +121,7 @@ def stream(
         ),
     ] = None,
     region_count: Annotated[
-        int | None, typer.Option(help="Maximum number of regions.", show_default="50", callback=checked(_check_count))
+        int | None, typer.Option(help="Maximum number of regions.", show_default="50", callback=at_least(1))
     ] = None,
     code: Annotated[
         Path | None, typer.Option(help="Write the scene code, from which features of any region follow: .safetensors.")
@@ -157,9 +132,7 @@ def stream(
     state: Annotated[Path | None, typer.Option(help="Checkpoint file; the same command continues from it.")] = None,
     save_every: Annotated[
         float | None,
-        typer.Option(
-            help="Minimum seconds between saves of --state.", show_default="30", callback=checked(_check_seconds)
-        ),
+        typer.Option(help="Minimum seconds between saves of --state.", show_default="30", callback=at_least(0)),
     ] = None,
     estimate: Annotated[
         float | None,
@@ -169,7 +142,7 @@ def stream(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(_check_seed))
+        int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(check_seed))
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print the plan, and at the end what the time was spent on.")
@@ -319,16 +292,21 @@ def _estimate(
 
 
 def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
-    from ..evaluate.maps import class_names
+    """The likeliest classes, of every task if the model has several."""
+    from ..evaluate.maps import class_names, model_tasks
 
-    names = class_names(model)
+    names, found = class_names(model), list[dict[str, Any]]()
     if not names:
-        return []
-    values, places = logits[0].float().softmax(-1).topk(min(5, len(names)))
-    return [
-        {"class": names[place], "number": place, "probability": value}
-        for value, place in zip(values.tolist(), places.tolist(), strict=True)
-    ]
+        return found
+    tasks, first = model_tasks(model), 0
+    for own in tasks.split(tasks.probabilities(logits[0])):
+        values, places = own.topk(min(5, len(own)))
+        found += [
+            {"class": names[first + place], "number": first + place, "probability": value}
+            for value, place in zip(values.tolist(), places.tolist(), strict=True)
+        ]
+        first += len(own)
+    return found
 
 
 @contextmanager

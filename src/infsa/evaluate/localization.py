@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import box_iou  # type: ignore[import-untyped]
 
 from ..data.boxes import patch_centres, patch_coverage
 from ..data.sample import BoxArray
@@ -114,13 +115,9 @@ def best_box_iou(scores: Tensor, boxes: BoxArray, size: tuple[int, int]) -> floa
     if len(thresholds) > THRESHOLDS:
         thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, THRESHOLDS).long()]
     above = scores >= thresholds[:, None, None]  # (T, h, w)
-    found = torch.cat([_extent(above.any(1)) * (size[0] / w), _extent(above.any(2)) * (size[1] / h)], 1)
-    x0, x1, y0, y1 = found.numpy()[:, :, None].transpose(1, 0, 2)  # (T, 1) each
-    across = np.minimum(x1, boxes[:, 2]) - np.maximum(x0, boxes[:, 0])
-    down = np.minimum(y1, boxes[:, 3]) - np.maximum(y0, boxes[:, 1])
-    shared = np.maximum(across, 0) * np.maximum(down, 0)
-    true = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    return float((shared / ((x1 - x0) * (y1 - y0) + true - shared)).max())
+    x0, x1 = (_extent(above.any(1)) * (size[0] / w)).unbind(1)
+    y0, y1 = (_extent(above.any(2)) * (size[1] / h)).unbind(1)
+    return float(box_iou(torch.stack([x0, y0, x1, y1], 1), torch.from_numpy(boxes.astype(np.float64))).max())
 
 
 def _extent(marked: Tensor) -> Tensor:

@@ -1,15 +1,29 @@
-"""What ``infsa bench`` measured against the size of the image, from its result files only."""
+"""What ``infsa bench`` measured against the size of the image, and how its figures look: colours, axes to read."""
 
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..bench.cases import VARIANTS
 from ..bench.scaling import LARGEST, activation_bytes, finished, groups_of_sizes, median, memory_slopes, series, slopes
-from .bench_style import COLOURS, CONFIGS, Content, Row, line_style, logarithmic
-from .figures import GREY, INK
+from .figures import BLUE, GREY, INK, ORANGE, RED, one_panel
+from .quality_figures import GREEN, PINK, SKY
 from .training import tidy
+
+Row = dict[str, Any]
+Content = dict[str, Any]
+Draw = Callable[[Content], Figure | None]
+COLOURS = {
+    "softmax": INK, "softmax-naive": GREY, "softmax-flash": "#4D4D4D", "softmax-cudnn": "#808080", "linformer": GREEN,
+    "performer": PINK, "soft": "#1B7837", "flatten": "#A6486F", "agent": SKY, "mlla": "#7B3294", "infsa_pure": ORANGE,
+    "infsa_pure-naive": "#F2C572", "infsa_pure-triton": RED, "infsa_linear": BLUE, "mean": "#8CC5E3",
+    "energy": "#4C9FD4", "fastformer": "#5A9E6F",
+}  # fmt: skip
+CONFIGS = ("4L-64H", "24L-16H")
 
 
 def _square(content: Content, mode: str) -> list[Row]:
@@ -19,8 +33,7 @@ def _square(content: Content, mode: str) -> list[Row]:
 
 def _curves(content: Content, value: Callable[[Row], float | None], label: str) -> Figure | None:
     """A quantity against the side of the image: inference solid, training dotted."""
-    figure = Figure(figsize=(8.4, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(8.4, 5)
     drawn: set[str] = set()
     ticks: set[int] = set()
     for mode, dashes in (("infer", "-"), ("train", ":")):
@@ -61,8 +74,7 @@ def speedups(content: Content) -> Figure | None:
     names = [name for name in VARIANTS if name in found and not name.startswith("softmax")]
     if not sizes or not names:
         return None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(11, 4.2)
     width = 0.84 / len(names)
     for index, name in enumerate(names):
         points = dict(found[name])
@@ -124,3 +136,25 @@ def _guides(axes: Axes) -> None:
         axes.plot([start, end], [1.15 * low, top], color=GREY, lw=1, ls="--", zorder=0)
         axes.annotate(text, (end, top), (3, -2), textcoords="offset points", color=GREY, fontsize=9)
     axes.set(xlim=(left, right), ylim=(low, high))
+
+
+def name_of(row: Row) -> str:
+    """The mechanism of a row."""
+    return row["case"]["mechanism"]
+
+
+def line_style(name: str) -> dict[str, Any]:
+    """Squares for softmax, thick lines with stars for InfSA, points for the others."""
+    ours = name.startswith("infsa")
+    marker, size = ("*", 7.0) if ours else ("s" if name.startswith("softmax") else "o", 3.5)
+    return {"color": COLOURS[name], "marker": marker, "ms": size, "lw": 2.2 if ours else 1.3}
+
+
+def logarithmic(*axes: Axis) -> None:
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 20, 1,000."""
+    for axis in axes:
+        drawn: Axes = axis.axes
+        (drawn.set_xscale if axis is drawn.xaxis else drawn.set_yscale)("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())

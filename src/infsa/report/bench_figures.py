@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from ..bench.cases import VARIANTS
 from ..bench.scaling import finished, median
-from .bench_curves import growth, latencies, memories, speedups
-from .bench_style import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
+from . import bench_curves as curves
+from .bench_curves import COLOURS, CONFIGS, Content, Draw, Row, logarithmic, name_of
 from .bench_tables import in_order, label_of
-from .figures import BLUE, GREY, INK, ORANGE
+from .figures import BLUE, GREY, INK, ORANGE, one_panel
 from .quality_figures import GREEN, PINK
 from .training import tidy
 
@@ -95,8 +95,7 @@ def tiers(content: Content) -> Figure | None:
     if len(rows) < 2:
         return None
     rows.sort(key=lambda row: row["images_per_s"])
-    figure = Figure(figsize=(7.6, 4.8), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(7.6, 4.8)
     for tier in TIER_COLOURS:
         if any(row["tier"] == tier for row in rows):
             axes.plot([], [], "o", color=TIER_COLOURS[tier], ms=7, label=f"O({tier})")
@@ -143,8 +142,8 @@ FIGURES: dict[str, Draw] = {
     "dashboard": dashboard,
     "tiers": tiers,
     "depths": depths,
-    "latency": latencies,
-    "memory": memories,
-    "speed-up": speedups,
-    "growth": growth,
+    "latency": curves.latencies,
+    "memory": curves.memories,
+    "speed-up": curves.speedups,
+    "growth": curves.growth,
 }

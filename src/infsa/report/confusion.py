@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ..data.paths import shown
 from ..files import write_atomically
+from .figures import one_panel
 
 if TYPE_CHECKING:
     from ..evaluate.accuracy import Accuracy
@@ -44,8 +44,7 @@ def draw_confusion(found: "Accuracy", path: str | Path) -> None:
     part = matrix[np.ix_(rows, columns)]
     shares = part / part.sum(1, keepdims=True)
     side = min(14.0, 4.0 + 0.24 * len(columns))
-    figure = Figure(figsize=(side + 1, min(14.0, 3.2 + 0.24 * len(rows))), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(side + 1, min(14.0, 3.2 + 0.24 * len(rows)))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     figure.colorbar(image, ax=axes, label="share of the true class")
     for places, set_ticks, turn in ((columns, axes.set_xticks, 90), (rows, axes.set_yticks, 0)):

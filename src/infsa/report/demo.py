@@ -16,16 +16,16 @@ from ..bench.build import build
 from ..bench.cases import NINE, VARIANTS, Case
 from ..bench.timing import calls_for, time_calls
 from ..data import decode
-from ..evaluate import Explanation, area_under, explain, model_input, removal_curves, removal_ranks
+from ..evaluate import Explanation, align_heads, area_under, explain, model_input, removal_curves, removal_ranks
 from ..evaluate import align as align_model
 from ..evaluate.perturbation import level_counts
 from ..graph import AttentionGraph
-from ..graph.statistics import cosine, spearman
+from ..graph.statistics import spearman
 from ..models import InfViT, create_model
 from ..models.presets import SHIPPED
 from ..nn import LinearInfSA, PureInfSA
 from ..nn.infsa import split_heads
-from ..ops import energies, linear_weights, pure_attention
+from ..ops import linear_weights, pure_attention
 from ..ops.checks import check_gamma
 from ..version import __version__
 from .photographs import example_images, examples, quarters
@@ -35,6 +35,12 @@ SIDE, CELLS, LEVELS = 64, 8, 12  # the shipped models: pixels and patches a side
 CANDIDATES = {
     "a": "Linear-InfSA a",
     "power, 1 step": "one power step (degree)",
+    "energy": "energy ‖q‖",
+    "uniform": "uniform",
+}
+UNTRAINED = {
+    "a": "Linear-InfSA a",
+    "a, 3 rounds": "a after 3 iterations",
     "energy": "energy ‖q‖",
     "uniform": "uniform",
 }
@@ -91,11 +97,8 @@ def top_tokens(scores: Tensor, count: int = 5) -> list[int]:
 def load_image() -> np.ndarray:
     """A photograph that every installation has, cropped square: (H, W, 3)."""
     image = decode(examples()["Portrait"])
-    side = GRID * PATCH
-    width, height = image.size
-    left = (width - min(width, height)) // 2
-    square = image.crop((left, 0, left + min(width, height), min(width, height)))
-    return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
+    square = image.crop((0, 0, image.width, image.width))  # taller than wide
+    return np.asarray(square.resize((GRID * PATCH, GRID * PATCH), Image.Resampling.BICUBIC))
 
 
 def patch_tokens(image: np.ndarray, embedding: nn.Linear) -> Tensor:
@@ -112,16 +115,10 @@ def token_graphs(q: Tensor, k: Tensor, gamma: float) -> list[AttentionGraph]:
 
 def align(q: Tensor) -> dict[str, list[tuple[float, float]]]:
     """Cosine and Spearman of each candidate with the Perron vector, head by head, for tied q (1, H, N, d)."""
-    candidates = {
-        "Linear-InfSA a": linear_weights(q, q)[0],
-        "a after 3 iterations": linear_weights(q, q, iterations=3)[0],
-        "energy ‖q‖": energies(q)[0],
-        "uniform": torch.ones(q.shape[1:3], dtype=q.dtype),
-    }
-    perron = [graph.eigenvector("right") for graph in token_graphs(q, q, gamma=0.5)]
+    found = align_heads(q, q)
     return {
-        name: [(float(cosine(a, v)), float(spearman(a, v))) for a, v in zip(scores, perron, strict=True)]
-        for name, scores in candidates.items()
+        label: list(zip(found.cosine[name][0].tolist(), found.spearman[name][0].tolist(), strict=True))
+        for name, label in UNTRAINED.items()
     }
 
 

@@ -14,20 +14,12 @@ from ..provenance import provenance
 from .bench_figures import COLOURS
 from .bench_tables import number
 from .demo import GRID, Demo, Models
-from .figures import BLUE, INK, ORANGE, draw_five_tokens
+from .figures import BLUE, CENTRALITIES, INK, ORANGE, draw_five_tokens, one_panel
 from .html import Picture, Section, write_page
 from .panels import overlay, picture, scaled, short
 from .table import Table
 from .training import tidy
 
-TITLES = {
-    "degree_in": "degree (one hop)",
-    "katz_in": "Katz, incoming",
-    "katz_out": "Katz, outgoing",
-    "eigenvector_left": "eigenvector",
-    "pagerank": "PageRank",
-    "tokenrank": "TokenRank",
-}
 MECHANISM_COLOURS = {"softmax": INK, "Pure InfSA": ORANGE, "Linear-InfSA": BLUE}
 SHOWN = 320  # pixels of the longer side of a picture in the gallery
 
@@ -87,8 +79,7 @@ def maps_section(models: Models) -> Section:
 
 def morf_section(models: Models) -> Section:
     """Removal curves."""
-    figure = Figure(figsize=(6.6, 4.3), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.6, 4.3)
     for name, curves in models.curves.items():
         colour = MECHANISM_COLOURS[name]
         axes.plot(models.removed, curves["map"], color=colour, linewidth=2, label=name)
@@ -167,8 +158,7 @@ def alignment_section(models: Models, named: dict[str, Path]) -> Section:
 def speed_section(timing: dict[str, Any]) -> Section:
     """Times over growing N."""
     tokens = timing["tokens"]
-    figure = Figure(figsize=(6.6, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.6, 4.6)
     for name in NINE:
         label = VARIANTS[name].label
         ours = name.startswith("infsa")
@@ -212,7 +202,7 @@ def _heatmap(scores: Tensor) -> np.ndarray:
 
 def draw_centralities(demo: Demo, path: Path) -> None:
     """The photograph beside each centrality as a heatmap, and Linear-InfSA's own vector."""
-    maps = {title: demo.centralities[name] for name, title in TITLES.items()}
+    maps = {title: demo.centralities[name] for name, title in CENTRALITIES.items()}
     maps["Linear-InfSA a (tied layer)"] = demo.linear
     figure = Figure(figsize=(11, 6), layout="constrained")
     first, *panels = figure.subplots(2, 4).flat
@@ -231,8 +221,7 @@ def draw_hops(demo: Demo, path: Path) -> None:
     """How fast the K-hop sum reaches the closed form, beside the bound γ^K."""
     gamma = demo.config["gamma"]
     hops = np.arange(1, len(demo.truncation) + 1)
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = one_panel(6.5, 4)
     panel.semilogy(hops, demo.truncation, "o-", color="#0072B2", label="measured: K hops against the closed form")
     panel.semilogy(hops, gamma**hops, "--", color="#D55E00", label=f"$\\gamma^K$, $\\gamma$ = {gamma}")
     panel.set(xlabel="hops K", ylabel="relative distance", title="The Neumann series converges")

@@ -13,6 +13,14 @@ from infsa.graph import AttentionGraph, five_token_graph
 Place = tuple[float, float]  # x, y
 # Okabe-Ito: told apart by every kind of colour vision, and in grey
 INK, GREY, BLUE, ORANGE, RED = "#222222", "#B8BCC2", "#0072B2", "#E69F00", "#D55E00"
+CENTRALITIES = {  # what figures call those that they compare
+    "degree_in": "degree (one hop)",
+    "katz_in": "Katz, incoming",
+    "katz_out": "Katz, outgoing",
+    "eigenvector_left": "eigenvector",
+    "pagerank": "PageRank",
+    "tokenrank": "TokenRank",
+}
 TOKEN_COLOURS = (ORANGE, GREY, GREY, GREY, BLUE)
 TOKEN_PLACES = ((1.75, 0.35), (0.0, 1.5), (0.0, -0.45), (3.4, 1.5), (5.05, 0.35))  # x, y
 ABSORBING_PLACE = (2.75, -1.95)
@@ -21,6 +29,12 @@ RADIUS = 0.31  # of a token
 EDGE_BENDS = {(0, 3): 0.16, (3, 0): 0.16, (3, 4): 0.16, (4, 3): 0.16, (1, 3): -0.12}
 ABSORPTION_BENDS = (0.06, 0.08, 0.2, -0.05, -0.14)
 ABSORPTION_ENDS = ((-0.12, 0.27), (-0.42, 0.27), (-0.69, 0.0), (0.16, 0.27), (0.5, 0.27))  # on the box's edge
+
+
+def one_panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, and the one panel in it."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def draw_five_tokens(path: str | Path) -> None:

@@ -13,27 +13,7 @@ from PIL import Image
 from ..files import write_atomically
 from .table import Table
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 17px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #222; background: #fff; margin: 0; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.2rem 1rem 4rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: .4rem 0; }
-h2 { font-size: 1.3rem; margin: 2.6rem 0 .4rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
-p { max-width: 44rem; }
-.found { background: #eef5fb; border-left: 4px solid #0072B2; padding: .6rem .9rem; max-width: 42rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .8rem 0; font-size: .93rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid #e3e3e3; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1rem 0; }
-figure img { max-width: 100%; height: auto; }
-.wide img { max-width: none; width: max(100%, 44rem); }
-figcaption { font-size: .88rem; color: #555; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .7rem; margin: 1rem 0; }
-.gallery figure { margin: 0; }
-.gallery img { width: 100%; border-radius: 4px; display: block; }
-footer { margin-top: 3rem; font-size: .85rem; color: #666; }
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -91,7 +71,7 @@ def write_page(path: str | Path, title: str, opening: str, sections: Sequence[Se
     """Write the page; it asks the network for nothing."""
     head = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-    head += f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    head += f"<title>{escape(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
     body = f"<h1>{escape(title)}</h1>\n<p>{escape(opening)}</p>\n" + "".join(s.html() for s in sections)
     page = f"{head}{body}<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n"
     write_atomically(Path(path), lambda aside: aside.write_text(page, encoding="utf-8"))

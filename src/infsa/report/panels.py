@@ -27,10 +27,13 @@ def heatmap(scores: NDArray[np.float32], size: tuple[int, int], smooth: bool = F
     low, high = float(scores.min()), float(scores.max())
     scaled = (scores - low) / (high - low) if high > low else np.zeros_like(scores)
     how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
-    large = np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(size, how))
-    places = np.clip(large * 255, 0, 255).astype(np.uint8)
+    return coloured(np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(size, how)))
+
+
+def coloured(shares: NDArray[np.floating[Any]]) -> Image.Image:
+    """Numbers (h, w) from 0, dark, to 1, bright, as a picture; those outside take the colour of the nearer end."""
     table = (matplotlib.colormaps[COLOURS](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
-    return Image.fromarray(table[places])
+    return Image.fromarray(table[np.clip(shares * 255, 0, 255).astype(np.uint8)])
 
 
 def overlay(image: Image.Image, scores: NDArray[np.float32], opacity: float = OPACITY) -> Image.Image:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .figures import BLUE, GREY, INK, ORANGE, RED
+from .figures import BLUE, GREY, INK, ORANGE, RED, one_panel
 from .quality_tables import candidate_label
 
 GREEN, SKY, PINK = "#009E73", "#56B4E9", "#CC79A7"
@@ -35,8 +35,7 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
 
     Bands: one standard deviation over runs.
     """
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.4, 4.4)
     groups = summary["groups"]
     for name, colour in colours_of(groups).items():
         measured = groups[name]["removal"][fill]
@@ -56,8 +55,7 @@ def draw_removal(summary: Summary, fill: str, direction: str, path: str | Path, 
 
 def draw_boxes(summary: Summary, kind: str, path: str | Path, method: str = "last", rule: str = "centre") -> None:
     """The pooled ROC (``"roc"``) or precision-recall (``"pr"``) curve against boxes, with its baselines."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(6.4, 4.4)
     groups, key = summary["groups"], "roc" if kind == "roc" else "ap"
     measured = {}
     for name, colour in colours_of(groups).items():
@@ -154,21 +152,21 @@ def has_boxes(summary: Summary) -> bool:
     return any(rule.get("methods") for rule in rules)
 
 
-def draw_quality(summary: Summary, folder: str | Path, suffix: str = "") -> list[Path]:
+def draw_quality(summary: Summary, folder: str | Path) -> list[Path]:
     """Every figure of a quality study into a folder: MoRF, LeRF, bars, and with boxes ROC and precision-recall."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     method = summary["config"]["boxes"]["methods"][0]
     for fill in summary["config"]["removal"]:
-        extra = f"-{fill}{suffix}" if len(summary["config"]["removal"]) > 1 else suffix
+        extra = f"-{fill}" if len(summary["config"]["removal"]) > 1 else ""
         for direction in ("morf", "lerf"):
             paths.append(folder / f"{direction}{extra}.png")
             draw_removal(summary, fill, direction, paths[-1], method)
         paths.append(folder / f"summary{extra}.png")
         draw_bars(summary, fill, paths[-1], method)
     for kind in ("roc", "pr") if has_boxes(summary) else ():
-        paths.append(folder / f"{kind}{suffix}.png")
+        paths.append(folder / f"{kind}.png")
         draw_boxes(summary, kind, paths[-1], method)
     return paths
 

@@ -46,16 +46,15 @@ def in_short(ledger: Ledger, label: str, target: str, claim: str) -> str:
     return f"{label}: {ours(bare)}{attached}, paper {said(bare)}{attached}{apart}, **{verdict}**"
 
 
-def topic_table(ledger: Ledger, verdicts: bool = True) -> str:
-    """Topics, how many claims and, if wanted, verdicts they have, and the main claims; what launch-bound means."""
+def topic_table(ledger: Ledger) -> str:
+    """Topics, how many claims and verdicts they have, and the main claims; what launch-bound means."""
     rows = []
     for topic in TOPICS:
         counts = ledger["counts_by_topic"][topic]
-        all_verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
         main = "; ".join(in_short(ledger, *claim) for claim in MAIN[topic])
-        rows.append([topic, str(sum(counts.values())), *([all_verdicts] if verdicts else []), main])
-    columns = ["topic", "claims", *(["verdicts"] if verdicts else []), "main claims"]
-    return Table(columns, rows).markdown() + launch_note(ledger)
+        rows.append([topic, str(sum(counts.values())), verdicts, main])
+    return Table(["topic", "claims", "verdicts", "main claims"], rows).markdown() + launch_note(ledger)
 
 
 def launch_note(ledger: Ledger) -> str:

@@ -5,6 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from ..evaluate.alignment import POWER_STEPS, power_iteration
 from ..graph import five_token_graph
 from .claims import Claim, Reading
 from .sources import Sources
@@ -129,13 +130,10 @@ def decayed(sources: Sources) -> Reading:
     return Reading(float(smallest > largest), 0.0, SETTING, detail)
 
 
-def perron(matrix: Tensor, steps: int = 200) -> Tensor:
+def perron(matrix: Tensor) -> Tensor:
     """The power method of the supplement: 200 steps from the uniform vector."""
-    v = torch.full((len(matrix),), 1 / len(matrix), dtype=matrix.dtype)
-    for _ in range(steps):
-        v = matrix @ v
-        v = v / v.sum()
-    return v
+    vectors, _ = power_iteration(matrix[None], POWER_STEPS)
+    return vectors[POWER_STEPS][0]
 
 
 def power_method(sources: Sources) -> Reading:
