@@ -16,9 +16,11 @@ import infsa
 from infsa.cohort import Settings, embed
 from infsa.data import decode, transform_for
 from infsa.data.decode import UnreadableImage
+from infsa.data.tasks import Task, Tasks
 from infsa.evaluate import data_config, load_model
-from infsa.models import InfViT
+from infsa.models import InfViT, describe_data, save_weights
 from tests.cohort.conftest import NAMES, noise
+from tests.models.helpers import small
 
 
 def rows_of(path):
@@ -62,6 +64,23 @@ def test_rows_are_those_of_a_plain_loop(folder, model, tmp_path, resolution):
         np.testing.assert_allclose(row["logits"], logits, atol=1e-5)
         assert row["label"] == NAMES[row["label_index"]] == NAMES[logits.argmax()]
         assert row["probability"] == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
+
+
+def test_every_task_has_its_own_answer(tmp_path):
+    noise(40, 24).save(tmp_path / "a.png")
+    network, tasks = small(), Tasks([Task("season", ("summer", "winter")), Task("seen", ("cat", "dog", "eel"), True)])
+    network.pretrained_cfg = {}
+    describe_data(network, label_names=tasks.names, tasks=tasks.as_list())
+    embed(tmp_path / "a.png", str(save_weights(network, tmp_path / "model")), tmp_path / "a.parquet")
+    (row,) = rows_of(tmp_path / "a.parquet")
+    logits = torch.tensor(row["logits"], dtype=torch.float64)
+    season, seen = logits[:2].softmax(0), logits[2:].sigmoid()
+    assert "label" not in row
+    assert row["label_season"] == ("summer", "winter")[season.argmax()]
+    assert row["label_index_seen"] == seen.argmax()
+    assert row["label_seen"] == ("cat", "dog", "eel")[seen.argmax()]
+    assert row["probability_season"] == pytest.approx(season.max().item(), abs=1e-6)
+    assert row["probability_seen"] == pytest.approx(seen.max().item(), abs=1e-6)
 
 
 def test_a_whole_image_at_the_models_size(model, tmp_path):

@@ -37,18 +37,18 @@ class InProcess:
     """Computes here; the next images are read while the model runs."""
 
     def __init__(self, network: Network, schema: Any, scratch: Path | None) -> None:
-        self.compute, self.schema, self.classes = Computer(network, scratch), schema, network.classes
+        self.compute, self.schema, self.tasks = Computer(network, scratch), schema, network.tasks
 
     def results(self, queue: deque[Unit]) -> Results:
         """Units with their tables."""
         units = iter(lambda: queue.popleft() if queue else None, None)
         for unit, rows in self.compute(units):
-            yield unit, as_table(rows, self.schema, self.classes)
+            yield unit, as_table(rows, self.schema, self.tasks)
 
     def one(self, unit: Unit) -> Any:
         """The table of one unit."""
         ((_, rows),) = self.compute([unit])
-        return as_table(rows, self.schema, self.classes)
+        return as_table(rows, self.schema, self.tasks)
 
 
 @functools.cache

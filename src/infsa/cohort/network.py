@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ..data import transform_for
 from ..data.decode import MAX_PIXELS
+from ..data.tasks import Task
 from ..data.transforms import RESAMPLING, normalised, normalised_values
 from ..evaluate import class_names, input_size, load_model, maps_of
-from ..evaluate.maps import one_row
+from ..evaluate.maps import model_tasks, one_row
 from ..models import InfViT, fast
 from ..models.adopt import timm_weights
 from ..models.weights import WEIGHTS
@@ -121,6 +122,11 @@ class Network:
     def classes(self) -> list[str]:
         """What the classes are called; none without a classifier."""
         return class_names(self.model) if getattr(self.model, "num_classes", 0) else []  # type: ignore[arg-type]
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The questions that the classifier answers, usually one; none without a classifier."""
+        return tuple(model_tasks(self.model)) if self.classes else ()  # type: ignore[arg-type]
 
     @cached_property
     def streams(self) -> bool:

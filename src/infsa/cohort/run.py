@@ -225,7 +225,7 @@ class Cohort:
     def _died(self, unit: Unit) -> Any:
         """The row of an image that kills its worker."""
         rows = [Row(work, error="the worker died of this image, twice") for work in unit.works]
-        return as_table(rows, self.schema, self.network.classes)
+        return as_table(rows, self.schema, self.network.tasks)
 
     def engine(self, scratch: Path | None) -> InProcess | Processes | RayTasks:
         """Where units are computed."""

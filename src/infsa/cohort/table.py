@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.tasks import Task
 from ..files import flush, read_json, write_atomically, write_json
 from ..streaming.readers import needed
 from .files import Stat
@@ -55,7 +56,7 @@ class Row:
     error: str = ""
     seconds: float = 0.0
 
-    def cells(self, classes: Sequence[str]) -> dict[str, Any]:
+    def cells(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """The row by the names of its columns."""
         item, (width, height) = self.work.item, self.size or (None, None)
         known = dict.fromkeys(Stat._fields) if self.work.stat is None else self.work.stat._asdict()
@@ -74,10 +75,23 @@ class Row:
             found["map_height"], found["map_width"] = self.values["map"].shape
         if "logits" in self.values:
             logits = self.values["logits"].astype(np.float64)
-            best = int(logits.argmax())
-            found["label"], found["label_index"] = classes[best], best
-            found["probability"] = 1 / np.exp(logits - logits[best]).sum()
+            for task, names, own in zip(tasks, answers(tasks), np.split(logits, ends(tasks)), strict=True):
+                best = int(own.argmax())
+                rivals = np.append(0.0, own[best]) if task.multilabel else own
+                values = task.classes[best], best, 1 / np.exp(rivals - own[best]).sum()
+                found.update(zip(names, values, strict=True))
         return found
+
+
+def answers(tasks: Sequence[Task]) -> list[list[str]]:
+    """The columns for the likeliest class of each task: its name, its number, its probability."""
+    columns = ("label", "label_index", "probability")
+    return [[f"{column}_{task.name}" if len(tasks) > 1 else column for column in columns] for task in tasks]
+
+
+def ends(tasks: Sequence[Task]) -> list[int]:
+    """Where a row of logits passes from one task to the next."""
+    return np.cumsum([len(task.classes) for task in tasks]).tolist()[:-1]
 
 
 def text(name: str) -> str:
@@ -95,9 +109,9 @@ def schema_of(network: Network, meaning: dict[str, Any]) -> Any:
         ("width", pa.int32()), ("height", pa.int32()), ("input_width", pa.int32()), ("input_height", pa.int32()),
         ("streamed", pa.bool_()), ("error", pa.string()),
     ]  # fmt: skip
-    if network.classes:
-        columns += [("label", pa.string()), ("label_index", pa.int32())]
-        columns += [("probability", pa.float32()), ("logits", numbers)]
+    for names in answers(network.tasks):
+        columns += zip(names, (pa.string(), pa.int32(), pa.float32()), strict=True)
+    columns += [("logits", numbers)] if network.classes else []
     columns += [(name, numbers) for name in network.columns]
     if network.settings.maps:
         columns += [("map", numbers), ("map_height", pa.int32()), ("map_width", pa.int32())]
@@ -105,11 +119,11 @@ def schema_of(network: Network, meaning: dict[str, Any]) -> Any:
     return pa.schema(columns, metadata={MARK: facts.encode()})
 
 
-def as_table(rows: Sequence[Row], schema: Any, classes: Sequence[str]) -> Any:
+def as_table(rows: Sequence[Row], schema: Any, tasks: Sequence[Task]) -> Any:
     """Rows as an Arrow table, with their times."""
     pa = arrow()
     timed = schema.append(pa.field("seconds", pa.float64())).append(pa.field("worker", pa.string()))
-    cells = [row.cells(classes) for row in rows]
+    cells = [row.cells(tasks) for row in rows]
     return pa.table([pa.array([c.get(f.name) for c in cells], f.type) for f in timed], schema=timed)
 
 
