@@ -129,9 +129,7 @@ class FastInfViT(nn.Module):
         if known is None or known[0].model is not self.model or not known[0].holds():
             if self.fp8:
                 check_fp8(self.model)
-            down, across = self.model.patch_embed.patch_size
-            pixels = SHORT // self.model.embed_dim * self.model.in_chans * down * across
-            known = self._known = (Snapshot(self.model), Graphs(pixels))
+            known = self._known = (Snapshot(self.model), Graphs())
         return known
 
     def _compiled_or_eager(self, images: Tensor, patch_mask: Tensor | None, whole: bool) -> Tensor:
