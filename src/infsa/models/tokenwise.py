@@ -129,7 +129,7 @@ def add_mlp(
     mlp, flat = block.mlp, x.view(-1, x.shape[2])
     assert isinstance(mlp, Mlp) and block.norm2 is not None  # noqa: PT018
     shared = attended.stride(1) == 0 or attended.shape[1] == 1
-    row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape))
+    row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape).contiguous())
     after = x.new_empty(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))  # the offset after this block
     sums: dict[str, Any] = {"offset": offset, "row": row, "bias": mlp.fc2.bias, "following": after}
     inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, **sums)
