@@ -57,7 +57,7 @@ class RowNorm:
             given = {name: y is not None for name, y in zip(names, self.shared, strict=True)}
             warps = 4 if self.dim <= 2048 else 8
             self.launch = launcher(norm_kernel, x, **sizes, **given, EIGHT=eight, num_warps=warps)
-            self.at_once, self.eps = sizes["ROWS"], norm.eps
+            self.at_once, self.eps = sizes["ROWS"], float(norm.eps)
             self.tensors = [*(x if y is None else y for y in self.shared), norm.weight, norm.bias]
 
     def __call__(self, x: Tensor, first: int = 0, added: Tensor | None = None, out: Tensor | None = None) -> Any:
