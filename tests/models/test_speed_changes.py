@@ -159,6 +159,21 @@ def test_eight_bits_are_refused_where_no_product_would_be_rounded():
         fast(model, fp8=True)
 
 
+@pytest.mark.parametrize("change", ["norm1", "norm2", "mlp.fc1", "mlp.norm", "class"])
+@torch.no_grad()
+def test_eight_bits_are_refused_where_a_block_would_go_without(change):
+    model = small(dtype=torch.bfloat16)
+    block = model.blocks[1]
+    if change == "class":
+        block.__class__ = Turned
+    elif change == "mlp.fc1":
+        nn.utils.parametrize.register_parametrization(block.mlp.fc1, "weight", nn.Identity())
+    else:
+        block.set_submodule(change, nn.RMSNorm(128 if change == "mlp.norm" else 32, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"^fp8=True takes blocks of plain norms and MLPs of one dtype, got others$"):
+        fast(model.eval(), fp8=True)(images(torch.bfloat16))
+
+
 def test_graphs_tell_masks_of_other_types_apart(table):  # noqa: F811
     x, mask = images(), torch.ones(2, 3, 5, dtype=torch.bool)
     table.run(first_number, x, mask)
