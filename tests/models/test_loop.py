@@ -56,13 +56,22 @@ def test_visitors_see_the_tokens_around_each_block():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("attention", ["softmax", "infsa_linear"])
-def test_logits_and_maps_come_from_one_pass(attention, method):
-    model, batch = small(attention, depth=3), images()
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("softmax", {}),
+        ("infsa_linear", {}),
+        ("infsa_pure", {"readout": "series"}),
+        ("infsa_linear", {"readout": "series", "learn_gamma": True}),
+    ],
+    ids=str,
+)
+def test_logits_and_maps_come_from_one_pass(attention, options, method):
+    model, batch = small(attention, depth=3, **options), images()
     reading = Reading(method, layer=1)
     expected = model.attention_maps(batch, method=method, layer=1)
     passes = []
-    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    model.blocks[0].mlp.register_forward_hook(lambda *_: passes.append(1))
     logits, maps = logits_and_maps(model, batch, reading)
     assert len(passes) == 1
     assert not logits.requires_grad

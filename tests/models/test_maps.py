@@ -79,21 +79,24 @@ def test_centralities_equal_networkx(attention):
         torch.testing.assert_close(actual, patch_map(scores, 1, (4, 4)), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "infsa_pure"])
-def test_gradient_map_equals_explicit_attention(attention):
+@pytest.mark.parametrize(
+    ("attention", "readout"), [("softmax", "last"), ("infsa_pure", "last"), ("infsa_pure", "series")]
+)
+def test_gradient_map_equals_explicit_attention(attention, readout):
     """Run the model once more with explicit weights, and take their gradients."""
-    model, x = small(attention).double(), images(batch=1).double()
+    model, x = small(attention, readout=readout).double(), images(batch=1).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     tokens, grid = model.embed(x)
-    explicit = []
-    for block in model.blocks:
+    explicit, series = [], 0
+    for layer, block in enumerate(model.blocks, start=1):
         normed = block.norm1(tokens)
         weights = block.attn.weights(normed, grid, 1)
         explicit.append(weights)
         joined = (weights @ block.attn.values(normed)).transpose(1, 2).flatten(2)
         tokens = block.add(tokens, block.attn.proj(joined))
-    logits = model.forward_head(model.norm(tokens))
+        series = series + model.gamma**layer * block.attn.proj(joined / model.gamma)
+    logits = model.forward_head(model.norm(tokens if readout == "last" else series))
     target = logits.argmax(-1)
     row = torch.zeros(1, 17, dtype=torch.float64)
     row[:, 0] = 1

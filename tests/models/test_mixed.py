@@ -158,6 +158,17 @@ def test_pruned_models_keep_the_names_of_their_layers(tmp_path):
     assert model.attention == InfViT(**model.arguments).attention == "softmax"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"gamma": 0.5}, {"learn_gamma": True}, {"decay": "geometric"}, {"activation": "gelu"}, {"attn_drop_rate": 0.1}],
+    ids=str,
+)
+def test_pruned_models_keep_no_option_of_layers_that_are_gone(options):
+    model = InfViT(16, 4, embed_dim=16, depth=3, num_heads=2, attention=["agent", "infsa_linear", "softmax"], **options)
+    model.prune_intermediate_layers([0])
+    assert InfViT(**model.arguments).state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_recipe_takes_a_list():
     recipe = Recipe().override({"model": "vit_tiny", "model_options": {"attention": MIXED, "depth": 3}})
     assert build_model(recipe, 5).attentions == tuple(MIXED)

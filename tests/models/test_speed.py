@@ -193,7 +193,7 @@ class Stored:
 @pytest.fixture
 def table(monkeypatch):
     """A table of graphs without a GPU; ``table.stream`` is the current stream."""
-    made = Graphs(10**4)
+    made = Graphs()
     made.stream = 1
     monkeypatch.setattr(graphs, "Graph", Stored)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -236,11 +236,11 @@ def test_graphs_are_few_and_their_memory_is_bounded(table, monkeypatch):
     table.run(first_number, images(size=sizes[0]), None)  # so that the second is the oldest
     table.run(first_number, images(size=sizes[3]), None)
     assert sorted(graph.shape[3] // 8 for graph in table.graphs.values()) == [1, 3, 4]
-    assert table.bytes == 8 * 10**4 + 4 * Stored.bytes
+    assert table.bytes == 8 * (384 + 768 + 2 * 768) + 4 * Stored.bytes, "memory for images grows in steps of two"
     monkeypatch.setattr(graphs, "MOST_BYTES", table.bytes - 1)
     table.run(first_number, images(size=(16, 16)), None)
     assert len(table.graphs) == 1
-    assert table.bytes == 8 * 10**4 + Stored.bytes
+    assert table.bytes == 8 * 1536 + Stored.bytes
 
 
 def test_what_cannot_be_captured_still_runs(table, monkeypatch):

@@ -13,7 +13,7 @@ from infsa.models.blocks import Block
 from infsa.models.graphs import Snapshot
 from infsa.models.tokenwise import is_plain_mlp
 
-from .test_speed import first_number, images, small, table  # noqa: F401  # a fixture
+from .test_speed import Stored, first_number, images, small, table  # noqa: F401  # a fixture
 
 
 def assert_same(model):
@@ -159,7 +159,47 @@ def test_eight_bits_are_refused_where_no_product_would_be_rounded():
         fast(model, fp8=True)
 
 
+@pytest.mark.parametrize("change", ["norm1", "norm2", "mlp.fc1", "mlp.norm", "class"])
+@torch.no_grad()
+def test_eight_bits_are_refused_where_a_block_would_go_without(change):
+    model = small(dtype=torch.bfloat16)
+    block = model.blocks[1]
+    if change == "class":
+        block.__class__ = Turned
+    elif change == "mlp.fc1":
+        nn.utils.parametrize.register_parametrization(block.mlp.fc1, "weight", nn.Identity())
+    else:
+        block.set_submodule(change, nn.RMSNorm(128 if change == "mlp.norm" else 32, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"^fp8=True takes blocks of plain norms and MLPs of one dtype, got others$"):
+        fast(model.eval(), fp8=True)(images(torch.bfloat16))
+
+
 def test_graphs_tell_masks_of_other_types_apart(table):  # noqa: F811
     x, mask = images(), torch.ones(2, 3, 5, dtype=torch.bool)
     table.run(first_number, x, mask)
     assert table.run(first_number, x, mask.int()) == x.flatten()[0], "the model refuses it; a graph would not"
+
+
+def test_graphs_tell_precisions_apart_however_they_were_set(table):  # noqa: F811
+    """After the newer setting of torch, its older one cannot be asked for."""
+    x, matmul = images(), torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "ieee"
+        table.run(first_number, x, None)
+        matmul.fp32_precision = "tf32"
+        assert table.run(first_number, x, None) == x.flatten()[0], "another kind"
+        assert table.run(first_number, x, None) > 90
+    finally:
+        matmul.fp32_precision = before
+
+
+def test_graphs_hold_no_more_memory_for_images_than_these_need(table):  # noqa: F811
+    small_images, large = images(size=(8, 8)), images(size=(40, 40))
+    table.run(first_number, small_images, None)
+    assert table.bytes == small_images.nbytes + Stored.bytes
+    table.run(first_number, large, None)
+    table.run(first_number, images(size=(16, 16)), None)
+    assert table.bytes == small_images.nbytes + large.nbytes + 3 * Stored.bytes, "smaller ones share its place"
+    for x in (small_images, large):
+        assert table.run(first_number, x, None) == x.flatten()[0] + 100

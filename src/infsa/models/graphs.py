@@ -110,10 +110,10 @@ class Graph:
 
 
 class Graphs:
-    """The graphs of one model as it is, for batches of images of at most ``pixels`` numbers."""
+    """The graphs of one model as it is."""
 
-    def __init__(self, pixels: int) -> None:
-        self.pixels, self.lock, self.failures = pixels, threading.RLock(), 0
+    def __init__(self) -> None:
+        self.lock, self.failures = threading.RLock(), 0
         self.clear()
 
     def clear(self) -> None:
@@ -126,7 +126,7 @@ class Graphs:
         """``function(images, mask)``, from the second call of a kind on as a graph."""
         with self.lock, torch.cuda.device(images.device):
             where = (images.device, torch.cuda.current_stream().cuda_stream, images.dtype)
-            settings = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+            settings = (torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled())
             kind = (where, images.shape, None if mask is None else (mask.shape, mask.dtype, mask.device), settings)
             graph = self.graphs.get(kind)
             if graph is not None:
@@ -143,12 +143,15 @@ class Graphs:
             self.clear()
         if len(self.graphs) >= MOST_GRAPHS:
             self.graphs.popitem(last=False)
-        place = self.places.get(where)
-        if place is None:
-            memory = torch.zeros(self.pixels, dtype=images.dtype, device=images.device)
-            place = self.places[where] = Place(memory, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
-            self.bytes += memory.nbytes
         try:
+            place = self.places.get(where)
+            if place is None:
+                none = torch.empty(0, dtype=images.dtype, device=images.device)
+                place = self.places[where] = Place(none, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+            if place.images.numel() < images.numel():  # earlier graphs go on reading the smaller memory
+                count = max(images.numel(), 2 * place.images.numel())
+                place.images = torch.zeros(count, dtype=images.dtype, device=images.device)
+                self.bytes += place.images.nbytes
             with CAPTURING, without_collection():
                 graph = self.graphs[kind] = Graph(function, images, mask, place)
             self.bytes += graph.bytes

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -184,7 +185,7 @@ def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: 
     for place in places:
         attn = with_map(model.blocks[place]).attn
         entry = attn.proj if attn.extra is None else attn.extra
-        hooks.append(entry.register_forward_pre_hook(lambda _, args, place=place: outputs.setdefault(place, args[0])))
+        hooks.append(entry.register_forward_pre_hook(partial(_keep_first, outputs, place)))
     kept: dict[int, Tensor] = {}
 
     def keep(index: int, before: Tensor, after: Tensor) -> None:
@@ -206,6 +207,11 @@ def _gradient_scores(model: "InfViT", images: Tensor, reading: Reading, places: 
         for place in reversed(places):
             row = row + _spread_row(row, _relevance(model, reading, place, kept[place], gradients[place], grid))
     return row, tokens.detach()
+
+
+def _keep_first(outputs: dict[int, Tensor], place: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Keep what a module is called with first; what a hook returns would take its place in later calls."""
+    outputs.setdefault(place, inputs[0])
 
 
 def _relevance(

@@ -13,6 +13,7 @@ from ..ops.checks import check_choice, check_count
 
 WITH_DECAY = ("infsa_pure", "infsa_linear", "mean", "energy")  # mechanisms whose output carries a γ
 RESERVED = {"gamma", "learn_gamma", "activation", "dropout", "grid", "num_prefix", "extra_proj", "device", "dtype"}
+NO_DECAY = {"gamma": None, "learn_gamma": False, "decay": "constant", "readout": "last"}  # without such mechanisms
 STEMS = ("patch", "conv")
 POOLS = ("", "token", "avg", "max", "avgmax")
 
@@ -47,6 +48,15 @@ def layer_names(attention: str | Sequence[str], depth: int) -> tuple[str, ...]:
     if len(attention) != depth:
         raise ValueError(f"attention must name one mechanism for each of the {depth} layers, got {len(attention)}")
     return tuple(attention)
+
+
+def unused_options(layers: Sequence[str]) -> dict[str, Any]:
+    """The arguments that none of these layers takes, with the values that say so."""
+    known = {option for name in layers for option in options_of(name)}
+    unused: dict[str, Any] = {} if any(name in WITH_DECAY for name in layers) else dict(NO_DECAY)
+    if "activation" not in known:
+        unused["activation"] = None
+    return unused if "dropout" in known else {**unused, "attn_drop_rate": 0.0}
 
 
 def short_names(layers: Sequence[str]) -> str | list[str]:
@@ -151,7 +161,7 @@ class LayerOptions:
         """What a decay does needs one."""
         with_decay = [name in WITH_DECAY for name in self.names]
         if not any(with_decay):
-            for name, value in (("gamma", None), ("learn_gamma", False), ("decay", "constant"), ("readout", "last")):
+            for name, value in NO_DECAY.items():
                 if getattr(self, name) != value:
                     raise ValueError(f"attention={self.attention!r} has no decay, got {name}={getattr(self, name)!r}")
         if self.readout == "series":

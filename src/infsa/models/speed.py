@@ -129,9 +129,7 @@ class FastInfViT(nn.Module):
         if known is None or known[0].model is not self.model or not known[0].holds():
             if self.fp8:
                 check_fp8(self.model)
-            down, across = self.model.patch_embed.patch_size
-            pixels = SHORT // self.model.embed_dim * self.model.in_chans * down * across
-            known = self._known = (Snapshot(self.model), Graphs(pixels))
+            known = self._known = (Snapshot(self.model), Graphs())
         return known
 
     def _compiled_or_eager(self, images: Tensor, patch_mask: Tensor | None, whole: bool) -> Tensor:
@@ -232,6 +230,7 @@ class _Steps:
         """The first ``leaving`` tokens after a block, all if None: (B, N, D), written over x."""
         normal, self.normal = self.normal, None
         if type(block) is not Block or not is_plain_norm(block.norm1):
+            self._check_modules_may_run()
             x = block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
             return x.clone(memory_format=torch.contiguous_format)  # the next block writes over it
         if normal is None:
@@ -241,6 +240,7 @@ class _Steps:
         if leaving is not None:
             x, attended = x[:, :leaving].contiguous(), attended[:, :leaving]
         if not is_plain_mlp(block, x):
+            self._check_modules_may_run()
             return block.add(self._settled(x), attended)
         options = (self.fast.chunk, self.fast.fp8)
         following = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
@@ -250,6 +250,11 @@ class _Steps:
             return x
         self.offset = add_mlp(block, x, attended, self.offset, *options)
         return self._settled(x)
+
+    def _check_modules_may_run(self) -> None:
+        """Refuse 8 bits where a block's own modules would run without them."""
+        if self.fast.fp8:
+            raise ValueError("fp8=True takes blocks of plain norms and MLPs of one dtype, got others")
 
     def _settled(self, x: Tensor) -> Tensor:
         offset, self.offset = self.offset, None

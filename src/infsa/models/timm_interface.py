@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..ops.checks import check_choice
 from .blocks import Trunk
-from .options import check_pool, layer_names, short_names
+from .options import check_pool, layer_names, short_names, unused_options
 from .patches import resize_table
 
 
@@ -78,7 +78,8 @@ class TimmInterface(Trunk):
         if options and not uniform:
             kept = {name: table for name, table in options.items() if name in names}
             options = kept.get(names[0]) if len(set(names)) == 1 else kept
-        self.arguments |= {"depth": last + 1, "attention": short_names(names), "attention_options": options}
+        kept_names = {"depth": last + 1, "attention": short_names(names), "attention_options": options}
+        self.arguments |= {**kept_names, **unused_options(names)}
         if prune_head:
             self.pre_logits = None
             self.reset_classifier(0)

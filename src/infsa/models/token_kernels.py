@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.triton.launch import INTERPRETED
+from ..ops.triton.launch import INTERPRETED, by_triton
 from ..ops.triton.parts import INTERPRETED as SIMULATED
 from ..ops.triton.parts import rounded, wide
 
@@ -239,7 +239,7 @@ class Launcher:
         """Run on the current stream."""
         hook = triton.knobs.runtime.launch_enter_hook
         if INTERPRETED or getattr(hook, "calls", hook):  # somebody measures launches: as Triton does it
-            self.kernel[grid](*tensors, *numbers, **self.fixed)
+            by_triton(self.kernel[grid], *tensors, *numbers, **self.fixed)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]
         kind = 0
@@ -247,7 +247,7 @@ class Launcher:
             kind = 2 * kind + (address & 15 != 0)
         compiled = self.compiled.get(kind)
         if compiled is None:
-            self.compiled[kind] = self.kernel[grid](*tensors, *numbers, **self.fixed)
+            self.compiled[kind] = by_triton(self.kernel[grid], *tensors, *numbers, **self.fixed)
             return
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         handle = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no metadata, no hooks

@@ -57,7 +57,7 @@ class RowNorm:
             given = {name: y is not None for name, y in zip(names, self.shared, strict=True)}
             warps = 4 if self.dim <= 2048 else 8
             self.launch = launcher(norm_kernel, x, **sizes, **given, EIGHT=eight, num_warps=warps)
-            self.at_once, self.eps = sizes["ROWS"], norm.eps
+            self.at_once, self.eps = sizes["ROWS"], float(norm.eps)
             self.tensors = [*(x if y is None else y for y in self.shared), norm.weight, norm.bias]
 
     def __call__(self, x: Tensor, first: int = 0, added: Tensor | None = None, out: Tensor | None = None) -> Any:
@@ -129,7 +129,7 @@ def add_mlp(
     mlp, flat = block.mlp, x.view(-1, x.shape[2])
     assert isinstance(mlp, Mlp) and block.norm2 is not None  # noqa: PT018
     shared = attended.stride(1) == 0 or attended.shape[1] == 1
-    row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape))
+    row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape).contiguous())
     after = x.new_empty(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))  # the offset after this block
     sums: dict[str, Any] = {"offset": offset, "row": row, "bias": mlp.fc2.bias, "following": after}
     inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, **sums)

@@ -12,6 +12,7 @@ if not HAS_TRITON:
 
 from triton.runtime import _allocation
 
+from infsa.models import token_kernels
 from infsa.ops.linear import plan as plans
 from infsa.ops.triton import launch
 
@@ -89,9 +90,15 @@ def test_numbers_of_a_call_come_before_the_fixed_ones(kernel):
     assert len(kernel.compiled) == 1
 
 
-def test_a_first_call_inside_a_capture_is_refused_in_one_line(kernel, monkeypatch):
-    call = launch.Launch(kernel, (1,), (5,), {"DIM": 8, "BLOCK": 4}, torch.device("cuda", 0))
-    x = torch.zeros(64)
+@pytest.mark.parametrize("of", ["operators", "fast models"])
+def test_a_first_call_inside_a_capture_is_refused_in_one_line(kernel, monkeypatch, of):
+    monkeypatch.setattr(token_kernels, "INTERPRETED", False)
+    constants, x = {"DIM": 8, "BLOCK": 4}, torch.zeros(64)
+    if of == "operators":
+        call = launch.Launch(kernel, (1,), (5,), constants, torch.device("cuda", 0))
+    else:
+        launcher = token_kernels.Launcher(kernel, 0, constants)
+        call = lambda *tensors: launcher((1, 1, 1), tensors, 5)  # noqa: E731
     monkeypatch.setattr(launch, "capturing", lambda: True)
     before = launch.RUNTIME.jit_cache_hook
     with pytest.raises(RuntimeError, match=r"^a first call inside a CUDA graph capture .+ call once [^\n]+ before$"):

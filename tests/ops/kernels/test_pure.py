@@ -139,10 +139,14 @@ def test_causal_heads_that_take_turns(together, monkeypatch):
     assert_within_twice(found, yardstick, exact(inputs, is_causal=True), torch.float32)
 
 
-def test_channels_that_are_not_adjacent():
-    q, k, v, gamma = problem(6, 20)
-    apart = [x.mT.contiguous().mT for x in (q, k, v)]
-    assert torch.equal(attend()(*apart, gamma), attend()(q, k, v, gamma))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_channels_that_are_not_adjacent(dtype):
+    q, k, v, gamma = problem(6, 20, dtype=dtype)
+    apart = [x.mT.contiguous().mT.requires_grad_() for x in (q, k, v)]
+    out = attend()(*apart, gamma)
+    found = out, *torch.autograd.grad(out, apart, pull(out))
+    for x, y in zip(found, value_and_gradients(attend(), (q, k, v, gamma)), strict=False):
+        assert torch.equal(x, y)
 
 
 def test_gradient_of_an_expanded_output():

@@ -102,7 +102,7 @@ class _Pure(torch.autograd.Function):
                 whole = torch.empty((q.shape[0], q.shape[2], 3, q.shape[1], q.shape[3]), dtype=q.dtype, device=q.device)
                 dq, dk, dv = whole.permute(2, 0, 3, 1, 4).unbind()
             else:
-                dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+                dq, dk, dv = (readable(torch.empty_like(x)) for x in (q, k, v))  # kernels write whole rows of channels
             found, wanted = (dq, dk, dv), (wants[0] or wants[1], wants[0] or wants[2] or wants[3])
             inputs, result = (q, k, v, gamma, seen), (z, norm)
             if ctx.plan is None:

@@ -70,8 +70,13 @@ class Launch:
         compiled.run(*self.grid, *fixed, *addresses, *numbers, *self.fixed)
 
     def _by_triton(self, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> Any:
-        with refuse_to_compile() if capturing() else contextlib.nullcontext():
-            return self.kernel[self.grid](*tensors, *numbers, *self.numbers, **self.constants)
+        return by_triton(self.kernel[self.grid], *tensors, *numbers, *self.numbers, **self.constants)
+
+
+def by_triton(kernel: Any, *arguments: Any, **constants: Any) -> Any:
+    """Launch as Triton does it, which compiles what is missing; while a graph is captured, that is refused."""
+    with refuse_to_compile() if capturing() else contextlib.nullcontext():
+        return kernel(*arguments, **constants)
 
 
 def capturing() -> bool:
