@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files of any size.")],
     models: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", help=MODELS, show_default="the three shipped models"),
@@ -41,6 +41,7 @@ def explain(
     Example: infsa explain photo.jpg --resolution native --model infvit_linear_tiny
     """
     from ..evaluate.maps import check_methods
+    from ..files import make_folder
     from ..models.presets import SHIPPED
 
     checked(lambda value: check_methods([value]))(method)
@@ -49,7 +50,7 @@ def explain(
     loaded = {subject.name: subject.load(chosen_device(device)) for subject in chosen}
     options = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
     console = Console(quiet=as_json)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     done: list[dict[str, Any]] = []
     problems: list[str] = []
     for path, stem in track(_with_stems(images), description="Explaining", console=console, transient=True):
