@@ -150,8 +150,8 @@ def test_what_is_not_ours_stays(folder, model, tmp_path):
     (tmp_path / "c.parquet.parts" / "notes.txt").write_text("precious")
     (tmp_path / "d.parquet").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for name, words in (("a.parquet", "is no table"), ("b.parquet", "is no table"), ("c.parquet", "does not belong"),
-                        ("d.parquet", "is a folder"), ("e.csv", "written as .parquet")):  # fmt: skip
+    for name, words in (("a.parquet", "not a table"), ("b.parquet", "not a table"), ("c.parquet", "does not belong"),
+                        ("d.parquet", "got a folder"), ("e.csv", "must end in .parquet")):  # fmt: skip
         with pytest.raises((ValueError, FileExistsError), match=words):
             embed(folder, model, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
