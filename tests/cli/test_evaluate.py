@@ -206,7 +206,7 @@ def test_classes_are_matched_by_name_and_the_rest_is_said(monkeypatch, capsys, n
 def test_names_that_cannot_be_right_are_refused(monkeypatch, capsys, named, two, tmp_path):
     code, out, err = evaluate(monkeypatch, capsys, named[0], "--data", f"folder:{two[1]}")
     assert (code, out) == (1, "")
-    assert "no name in common: call the folders" in err
+    assert "no name in common: rename the folders" in err
     assert err.count("\n") == 1
 
 

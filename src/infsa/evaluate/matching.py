@@ -48,7 +48,7 @@ def match_classes(model: Sequence[str] | int, data: Sequence[str]) -> Match:
         if count != len(data):
             raise ValueError(
                 f"the model has {count} classes ({few(model, 2)}), the dataset {len(data)} ({few(data, 2)}), and no "
-                "name in common: call the folders what the model calls its classes"
+                "name in common: rename the folders to the model's class names"
             )
         if all(name.isdigit() for name in data):
             return Match(list(model), in_order, [])

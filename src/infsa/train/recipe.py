@@ -46,7 +46,7 @@ class Recipe:
     lr_final: float = 0.0  # learning rate at the end of the cosine schedule
     layer_decay: float = 1.0  # learning rate of a block relative to the next one; 1: equal for all
     warmup_epochs: float = 10.0  # epochs of linear warm-up from 0
-    weight_decay: float = 2.5e-2  # weight decay, not of biases, norms, tokens and positions
+    weight_decay: float = 2.5e-2  # weight decay; none for biases, norms, tokens and positions
     beta2: float = 0.999  # second beta of Adam-like optimisers
     clip_norm: float = 0.0  # gradient clipping by norm; 0: off
     ema: float = 0.0  # decay of the weight average that is validated and exported; 0: off
