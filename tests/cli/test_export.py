@@ -123,7 +123,7 @@ def test_without_onnxruntime_it_is_said(tmp_path, monkeypatch):
         (["-m", "MODEL", "--out", "nowhere/m.onnx"], "no folder nowhere"),
         (["-m", "MODEL", "--out", "there.onnx"], "there already; overwrite"),
         (["-m", "MODEL", "--out", "full"], "other files"),
-        (["-m", "MODEL", "--out", "full", "--format", "onnx"], "is a folder"),
+        (["-m", "MODEL", "--out", "full", "--format", "onnx"], "got the folder"),
         (["-m", "MODEL", "--out", "there.onnx", "--format", "safetensors"], "asks for onnx"),
         (["-m", "MODEL", "--out", "plain", "--format", "safetensors", "--overwrite"], "is a file"),
         (["-m", "MODEL", "--out", "m.onnx", "--image-size", "64"], "--fixed"),

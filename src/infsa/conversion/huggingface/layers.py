@@ -104,7 +104,7 @@ def lost_by(module: Any, role: Role, norm: str, settings: Settings) -> tuple[str
     if "causal" in role and shared:
         lost.append("part of the gradient of a step that continues a cache: the norm of earlier tokens is a constant")
     if role == "self" and shared and window_of(module) is not None:
-        lost.append("the window's reach: it limits who attends to whom, but not the norm, which all tokens share")
+        lost.append("the window's reach: it removes edges, but all tokens still share one norm")
     if role == "causal" and settings.variant == "linear":
         lost.append(f"the last tokens: a token sees the chunks of {settings.chunk_size} before its own, not its own")
         lost.append("output_attentions: chunk-causal Linear-InfSA has no weights per token, so such calls are refused")
