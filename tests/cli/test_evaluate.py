@@ -220,7 +220,7 @@ def test_a_report_and_tables_that_fit(monkeypatch, capsys, named, tmp_path, widt
     assert code == 0
     for line in out.splitlines():
         assert len(line) <= int(width) or line.startswith(("note: ", "  /"))
-    for word in ("worst class", "mostly taken for", "red"):
+    for word in ("worst class", "mostly predicted as", "red"):
         assert word in " ".join(out.split())
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"result.json", "per-class.csv", "confusion.csv", "confusion.png"}

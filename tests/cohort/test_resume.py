@@ -109,7 +109,7 @@ def test_a_file_that_is_out_of_reach_keeps_its_row(model, tmp_path):
     (tmp_path / "a.png").unlink()
     summary = embed(sources, model, out)
     assert rows_of(out) == before
-    assert (summary.kept, summary.notes) == (2, ["1 files cannot be looked at now; the rows they had are kept"])
+    assert (summary.kept, summary.notes) == (2, ["1 files cannot be accessed now; their earlier rows are kept"])
 
 
 def test_a_damaged_part_is_computed_again(folder, model, tmp_path):

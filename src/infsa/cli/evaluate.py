@@ -185,4 +185,4 @@ def class_rows(found: "Accuracy", split: str) -> Table:
         rows.append((share, [shown(names[index]), f"{found.counts[index]:,}", f"{share:.1%}", mostly]))
     rows.sort(key=lambda row: row[0])
     title = f"Classes of {split}" + (f", the {SHOWN} worst of {len(rows)}" if len(rows) > SHOWN else "")
-    return Table(["class", "images", "top-1", "mostly taken for"], [row for _, row in rows[:SHOWN]], title)
+    return Table(["class", "images", "top-1", "mostly predicted as"], [row for _, row in rows[:SHOWN]], title)

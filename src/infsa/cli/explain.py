@@ -121,6 +121,6 @@ def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
         height, width = record["grid"]
         cells = [shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses]
         rows.append(cells + [""] * (5 - len(cells)))
-    columns = ["image", "model", "patches", "first guess", "second guess"]
+    columns = ["image", "model", "patches", "top prediction", "second"]
     console.print(Table(columns, rows, "What the models see"))
     console.print(f"Panels, overlays and arrays are in {out}", highlight=False, markup=False, soft_wrap=True)

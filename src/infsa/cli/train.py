@@ -73,7 +73,7 @@ def train(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     elif accept_new_data:
-        raise typer.BadParameter("--accept-new-data is for --resume: a new run takes the images that are there")
+        raise typer.BadParameter("--accept-new-data needs --resume: a new run uses the images as they are")
     else:
         chosen, notes, asked = choose_recipe(recipe, config, *pairs, changes)
     console = Console(quiet=as_json)

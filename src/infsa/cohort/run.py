@@ -173,14 +173,14 @@ class Cohort:
         if gone and not overwrite:
             raise ValueError(
                 f"{out} holds rows of {len(gone)} images that are not among these inputs; --overwrite (overwrite=True) "
-                "drops them, another --out leaves them alone"
+                "drops them, another --out keeps them"
             )
         with ThreadPoolExecutor(self.settings.readers) as pool:
             works, rows = zip(*pool.map(lambda item: self._known(item, stored), self.found.items), strict=True)
             if not all(rows):  # the plan depends on all images, those that are done included
                 works = tuple(pool.map(self._with_header, works))
         if lost := sum(work.done and bool(work.reason) and work.stat is None for work in works):
-            self.found.notes.append(f"{lost} files cannot be looked at now; the rows they had are kept")
+            self.found.notes.append(f"{lost} files cannot be accessed now; their earlier rows are kept")
         return list(works), {stored_key(work.item): row for work, row in zip(works, rows, strict=True) if row}
 
     def _known(self, item: Item, stored: dict[Key, list[Kept]]) -> tuple[Work, Kept | None]:

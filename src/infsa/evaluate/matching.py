@@ -53,7 +53,7 @@ def match_classes(model: Sequence[str] | int, data: Sequence[str]) -> Match:
         if all(name.isdigit() for name in data):
             return Match(list(model), in_order, [])
         note = f"the model knows {model[0]!r}, ... and the data {data[0]!r}, ...: they have no class in common"
-        return Match(list(data), in_order, [f"{note}, so both are taken in order"])
+        return Match(list(data), in_order, [f"{note}, so classes are matched in order"])
     notes = []
     if not known.all():
         strange = [name for name, is_known in zip(data, known, strict=True) if not is_known]
