@@ -199,9 +199,9 @@ def test_a_search_under_another_cap_is_another_search(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "not a result of infsa bench"),
-        ("[]", "not a result of infsa bench"),
-        ('{"format": 1, "rows": []}', "not a result of infsa bench"),
+        ("{}", "not a result file of infsa bench"),
+        ("[]", "not a result file of infsa bench"),
+        ('{"format": 1, "rows": []}', "not a result file of infsa bench"),
         ('{"format": 9, "rows": {}}', "format 9, this version reads 1"),
         ('{"format": 1, "rows": {"a": {"case"', "not a complete JSON file"),
         ("", "not a complete JSON file"),

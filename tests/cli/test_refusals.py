@@ -83,7 +83,9 @@ USAGE = {  # exit code 2: what stands on the command line, and what the line say
     "quality --limit 0": "got 0",
 }
 FAILED = {  # exit code 1
+    "demo --out photo.png": "photo.png must be a folder",
     "explain -m nowhere.safetensors": "nowhere.safetensors",
+    "explain --out photo.png": "photo.png must be a folder",
     "explain --layer 9": "got 9",
     "explain --head 7": "got 7",
     "predict -m nowhere": "nowhere",

@@ -11,7 +11,7 @@ from .sources import Sources
 
 EXACT = 1e-12  # relative difference of two ways to compute the same in float64
 GAMMA, TOKENS, LAYERS, DRAWS = 0.7, 32, 24, 50
-SETTING = f"float64, {DRAWS} random matrices of {TOKENS} tokens; S_L = Σ γˡZ⁽ˡ⁾; F, the update of a"
+SETTING = f"float64, {DRAWS} random matrices of {TOKENS} tokens; S_L=ΣγˡZ⁽ˡ⁾; F updates a"
 EPS = 1e-6  # the paper's
 
 
