@@ -19,6 +19,7 @@ SETTABLE = (
     "weight_decay", "clip_norm", "crop_min", "jitter", "interpolation", "loader", "workers", "precision", "compile",
     "save_every", "log_every",
 )  # fmt: skip
+FIELDS = f"field=value; repeatable. Fields: {', '.join(SETTABLE)}."
 
 
 def adapt(
@@ -38,9 +39,7 @@ def adapt(
     layer_epochs: Annotated[int, options.number("Epochs that match each layer's output.", 0)] = 2,
     logit_epochs: Annotated[int, options.number("Epochs that match the logits.", 0)] = 5,
     label_epochs: Annotated[int, options.number("Epochs of fine-tuning on labels.", 0)] = 0,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help=f"field=value; repeatable. Fields: {', '.join(SETTABLE)}.")
-    ] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help=FIELDS)] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Side of the images in pixels.", show_default="the model's")
     ] = None,
