@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it exists."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(f"{path} must be a folder, and it is or lies in a file") from error
+
+
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Have ``write`` make a file aside, then put it in place: a crash leaves the old file or the new one,
     never a part.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     aside = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         mode = usual_mode(aside)

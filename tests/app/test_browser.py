@@ -53,7 +53,7 @@ def tab_to(page, wanted):
 def test_the_first_screen_makes_sense(page):
     assert page.locator("#map figure").count() == 6
     assert page.locator("#map .guess").count() == 3
-    for text in ("Where does attention look?", "Example picture", "Mechanism", "Pure InfSA takes it for"):
+    for text in ("Where does attention look?", "Example picture", "Mechanism", "Pure InfSA predicts"):
         box = page.get_by_text(text, exact=True).first.bounding_box()
         assert box["y"] + box["height"] <= 800
         assert box["x"] + box["width"] <= 1280
@@ -110,7 +110,7 @@ def test_bad_files_are_answered_and_the_page_goes_on(page, tmp_path, name, messa
     drop(page, file)
     page.get_by_text(re.compile(message)).first.wait_for()
     page.get_by_text("softmax", exact=True).first.click()
-    page.get_by_text("softmax takes it for").wait_for()
+    page.get_by_text("softmax predicts").wait_for()
 
 
 def test_keyboard_alone(page, tmp_path):
@@ -125,7 +125,7 @@ def test_keyboard_alone(page, tmp_path):
     page.get_by_text("120 × 80").first.wait_for()
     tab_to(page, "radio .*Linear-InfSA")
     page.keyboard.press("Space")
-    page.get_by_text("Linear-InfSA takes it for").wait_for()
+    page.get_by_text("Linear-InfSA predicts").wait_for()
     tab_to(page, "combobox .*Map")
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         page.keyboard.press(key)

@@ -49,7 +49,7 @@ def test_an_own_model_is_shown_with_its_classes(shelf_of_its_own, tmp_path, kind
     assert found.explanation.size == found.others["mine"].size
     assert found.others["softmax"].size[0] > 64  # enlarged as well
     shown = handlers.map_tab(photograph(), settings("mine"), "Class token's row")
-    assert "mine takes it for" in shown
+    assert "mine predicts" in shown
     assert "50 classes" not in shown
     assert "<b>owl" not in shown
     assert "All rows of this graph are equal" in handlers.graph_tab(photograph(), settings("mine"), "Class token")
@@ -67,7 +67,7 @@ def test_an_own_linear_model_streams(shelf_of_its_own, tmp_path):
     photograph(100, 70).save(tmp_path / "large.png")
     scene = stream_scene(tmp_path / "large.png", mechanism="linear")
     assert {label for label, _ in scene.predictions} == set(BIRDS)
-    assert "linear takes the whole image for" in show_scene(scene)
+    assert "linear predicts for the whole image" in show_scene(scene)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_the_page_has_the_controls_of_every_model(shelf_of_its_own, tmp_path):
         heads, layer, side = client.predict("mine", api_name="/heads")
         assert (len(heads["choices"]), layer["maximum"], side["value"]) == (13, 2, "32 px, as trained")
         shown = client.predict("Class token", "TokenRank", "mine", 2, "12", 0.7, "All", side["value"], api_name="/show")
-        assert "mine takes it for" in shown[0]
+        assert "mine predicts" in shown[0]
     finally:
         page.close()

@@ -79,7 +79,7 @@ def test_a_gigapixel_upload_is_refused_in_one_line(address, tmp_path, tab):
     from gradio_client import handle_file
 
     huge = handle_file(promise(tmp_path / "huge.png", 32768, 32768))
-    message = "more than the 67 megapixels" if tab == "picture" else "more than the 400 that this page takes"
+    message = "more than the 67 megapixels" if tab == "picture" else "more than the 400 that this page accepts"
     with pytest.raises(Exception, match=message) as caught:
         client.predict(huge, api_name="/upload") if tab == "picture" else client.predict(None, huge, api_name="/stream")
     assert "\n" not in str(caught.value)

@@ -130,7 +130,7 @@ def test_the_file_is_whole_after_every_step(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_does_not_start_is_an_error(tmp_path):
-    with pytest.raises(RuntimeError, match="does not start"):
+    with pytest.raises(RuntimeError, match="did not start"):
         run([cases("infsa_linear")], tmp_path / "r.json", command=("false",))
 
 
@@ -204,12 +204,12 @@ def test_a_search_under_another_cap_is_another_search(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "not a result of infsa bench"),
-        ("[]", "not a result of infsa bench"),
-        ('{"format": 1, "rows": []}', "not a result of infsa bench"),
+        ("{}", "not a result file of infsa bench"),
+        ("[]", "not a result file of infsa bench"),
+        ('{"format": 1, "rows": []}', "not a result file of infsa bench"),
         ('{"format": 9, "rows": {}}', "format 9, this version reads 1"),
-        ('{"format": 1, "rows": {"a": {"case"', "not whole"),
-        ("", "not whole"),
+        ('{"format": 1, "rows": {"a": {"case"', "not a complete JSON file"),
+        ("", "not a complete JSON file"),
         ('{"format": 1, "rows": {"a": {"status": "done"}}}', "row 'a': cannot be read"),
         ('{"format": 1, "rows": {"a": {"status": "done", "case": {"mechanism": "new", "size": [64, 64]}}}}', "'new'"),
     ],

@@ -207,7 +207,7 @@ def test_classes_are_matched_by_name_and_the_rest_is_said(monkeypatch, capsys, n
 def test_names_that_cannot_be_right_are_refused(monkeypatch, capsys, named, two, tmp_path):
     code, out, err = evaluate(monkeypatch, capsys, named[0], "--data", f"folder:{two[1]}")
     assert (code, out) == (1, "")
-    assert "no name in common: call the folders" in err
+    assert "no name in common: rename the folders" in err
     assert err.count("\n") == 1
 
 
@@ -221,7 +221,7 @@ def test_a_report_and_tables_that_fit(monkeypatch, capsys, named, tmp_path, widt
     assert code == 0
     for line in out.splitlines():
         assert len(line) <= int(width) or line.startswith(("note: ", "  /"))
-    for word in ("worst class", "mostly taken for", "red"):
+    for word in ("worst class", "mostly predicted as", "red"):
         assert word in " ".join(out.split())
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"result.json", "per-class.csv", "confusion.csv", "confusion.png"}

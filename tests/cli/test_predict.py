@@ -179,7 +179,7 @@ def test_models_that_cannot_are_refused(tmp_path, monkeypatch, capsys, folder):
     for name, options, reason in (
         ("headless", {"num_classes": 0}, "num_classes=0"),
         ("grey", {"in_chans": 1}, "in_chans=1"),
-        ("fixed", {"dynamic_img_size": False}, "(32, 32) only"),
+        ("fixed", {"dynamic_img_size": False}, "accepts only images of (32, 32)"),
         ("linformer", {"attention": "linformer"}, "no attention map"),
     ):
         save_weights(small(**{"attention": "infsa_linear", **options}), tmp_path / name)

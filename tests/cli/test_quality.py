@@ -59,7 +59,7 @@ def test_another_number_of_classes_is_refused(monkeypatch, capsys, tmp_path):
     folder = infsa.models.save_weights(small(num_classes=7), tmp_path / "model")
     code, _, err = run(monkeypatch, capsys, "quality", "-m", f"seven-0={folder}", *FEW, "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "seven-0 knows 7 classes, shapes (val) has 10: train a model on these data" in err
+    assert "seven-0 has 7 classes, shapes (val) has 10: train a model on these data" in err
     assert err.count("\n") == 1
 
 

@@ -190,7 +190,7 @@ def test_a_broken_tree(kind, monkeypatch, capsys, tmp_path):
         (["--seed", "-1"], "seed", 1),
         (["--seed", "99999999999999999999999"], "seed", 1),
         (["--lr", "inf"], "lr", 1),
-        (["--resume"], "holds no run", 2),
+        (["--resume"], "holds no training run", 2),
         (["--config", "/nowhere.toml"], "/nowhere.toml", 1),
     ],
 )

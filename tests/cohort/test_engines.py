@@ -83,7 +83,7 @@ def test_an_image_that_kills_its_worker_is_a_row_with_the_reason(model, tmp_path
 
 def test_workers_that_cannot_start_end_the_run(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr("infsa.cohort.engines.sys.executable", "false")
-    with pytest.raises(RuntimeError, match="ended 4 times at once, code 1"):
+    with pytest.raises(RuntimeError, match="ended 4 times right after starting, exit code 1"):
         embed(folder, model, tmp_path / "a.parquet", devices=["cpu", "cpu"])
     with pytest.raises(ValueError, match="give its name, file or folder, not the model"):
         embed(folder, small(), tmp_path / "a.parquet", devices=["cpu", "cpu"])

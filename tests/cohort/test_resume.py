@@ -109,7 +109,7 @@ def test_a_file_that_is_out_of_reach_keeps_its_row(model, tmp_path):
     (tmp_path / "a.png").unlink()
     summary = embed(sources, model, out)
     assert rows_of(out) == before
-    assert (summary.kept, summary.notes) == (2, ["1 files cannot be looked at now; the rows they had are kept"])
+    assert (summary.kept, summary.notes) == (2, ["1 files cannot be accessed now; their earlier rows are kept"])
 
 
 def test_a_damaged_part_is_computed_again(folder, model, tmp_path):
@@ -150,8 +150,8 @@ def test_what_is_not_ours_stays(folder, model, tmp_path):
     (tmp_path / "c.parquet.parts" / "notes.txt").write_text("precious")
     (tmp_path / "d.parquet").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for name, words in (("a.parquet", "is no table"), ("b.parquet", "is no table"), ("c.parquet", "does not belong"),
-                        ("d.parquet", "is a folder"), ("e.csv", "written as .parquet")):  # fmt: skip
+    for name, words in (("a.parquet", "not a table"), ("b.parquet", "not a table"), ("c.parquet", "does not belong"),
+                        ("d.parquet", "got a folder"), ("e.csv", "must end in .parquet")):  # fmt: skip
         with pytest.raises((ValueError, FileExistsError), match=words):
             embed(folder, model, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before

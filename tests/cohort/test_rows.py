@@ -309,7 +309,7 @@ def test_what_a_model_cannot_do_is_said_before_anything_runs(tmp_path):
     noise(16, 16).save(tmp_path / "a.png")
     fixed = InfViT(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=4, dynamic_img_size=False)
     for made, options, words in (
-        (fixed, {}, r"sees images of \(32, 32\) only"),
+        (fixed, {}, r"accepts only images of \(32, 32\)"),
         (timm.create_model("resnet10t"), {"maps": True}, "maps need an InfViT, got ResNet"),
         (timm.create_model("resnet10t"), {"embedding": "both"}, "no class token, got embedding='both'"),
         ("infvit_linear_tinny", {}, "no model called infvit_linear_tinny"),

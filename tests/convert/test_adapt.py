@@ -127,7 +127,7 @@ def test_wrong_runs_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"started with layer_lr=0\.001"):
         adapt(original, converted, Adaptation(**{**TINY, "layer_epochs": 1, "logit_epochs": 0, "layer_lr": 1.0}),
               tmp_path, resume=True)  # fmt: skip
-    with pytest.raises(ValueError, match="converted otherwise"):
+    with pytest.raises(ValueError, match="converted with other settings"):
         adapt(original, pair("linear")[1], plan, tmp_path, resume=True)
 
 
@@ -206,7 +206,8 @@ def test_the_command_shows_a_plan_and_writes_nothing(monkeypatch, capsys, tmp_pa
 
 WRONG = {
     "--set colour=1": "colour",
-    "--set image_size=8": "option of its own",
+    "--set image_size=8": "use --image-size",
+    "--set lr=1": "unknown field 'lr'; known are layer_lr",
     "--set temperature=0": "got 0",
     "--layer-epochs -1": "got -1",
 }

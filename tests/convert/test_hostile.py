@@ -256,10 +256,10 @@ def test_a_folder_leads_nowhere_else(folder, tmp_path, traps):  # noqa: F811
     weights = (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     refused_folder(folder, "holds no model.safetensors.index.json")
     rewrite(folder, "model.safetensors.index.json", metadata={}, weight_map={"a": "../elsewhere.safetensors"})
-    refused_folder(folder, "no safetensors file of the folder")
+    refused_folder(folder, "not a safetensors file of the folder")
     (folder / "model.safetensors").symlink_to(weights)
-    refused_folder(folder, "link out of its folder")
-    with pytest.raises(ValueError, match="nothing is fetched"):
+    refused_folder(folder, "links to a file outside its folder")
+    with pytest.raises(ValueError, match="nothing is downloaded"):
         hugging_face.load_converted(hf.AutoModel, "org/name")
 
 

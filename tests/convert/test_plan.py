@@ -92,7 +92,11 @@ def holds(*layers):
     ("model", "options", "message"),
     [
         (holds(nn.Linear(2, 2), nn.Flatten()), {}, "nothing to convert: the attention layers found are none"),
-        (holds(nn.Linear(8, 8), Mystery()), {}, r"cannot convert 1 \(.*Mystery\): no adapter knows"),
+        (
+            holds(nn.Linear(8, 8), Mystery()),
+            {},
+            r"cannot convert 1 \(.*Mystery\): this attention class is",
+        ),
         (holds(Mystery()), {"exclude": "0"}, "nothing to convert.*excluded by '0'"),
         (holds(nn.MultiheadAttention(8, 2)), {"include": "1.*"}, r"'1\.\*' matches no attention layer; .* are 0"),
         (holds(nn.MultiheadAttention(8, 2, add_bias_kv=True)), {}, "cannot convert 0 .*sink"),

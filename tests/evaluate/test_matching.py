@@ -48,5 +48,5 @@ def test_without_names_the_order_decides():
 def test_no_name_in_common():
     (note,) = match_classes(["cat", "dog"], ["car", "bus"]).notes
     assert "no class in common" in note
-    with pytest.raises(ValueError, match=one_line("2 classes .cat, dog.*3 .car, bus and 1 more.*call the folders")):
+    with pytest.raises(ValueError, match=one_line("2 classes .cat, dog.*3 .car, bus and 1 more.*rename the folders")):
         match_classes(["cat", "dog"], ["car", "bus", "van"])

@@ -191,7 +191,7 @@ def test_a_folder_does_not_lead_out_of_itself(file, tmp_path):
     folder = tmp_path / "links"
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(file)
-    refused(folder, "link out of its folder")
+    refused(folder, "links to a file outside its folder")
     assert load_model(folder / "model.safetensors").num_classes == SMALL["num_classes"]  # the caller chose this file
     blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
     blobs.mkdir(parents=True), snapshot.mkdir(parents=True)

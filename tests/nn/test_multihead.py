@@ -254,7 +254,7 @@ def test_the_row_norm_is_one_function_in_every_role():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda x: module("pure", batch_first=True)(x[:, -1:], x, x), "norm='row' for steps with keys kept"),
+        (lambda x: module("pure", batch_first=True)(x[:, -1:], x, x), "norm='row' for decoding with cached keys"),
         (lambda x: module("pure", batch_first=True)(x, x, x, attn_mask=torch.eye(7).bool().roll(1, 0)), "norm='row'"),
         (lambda x: module("pure", batch_first=True)(x, x, x, attn_mask=torch.ones(7, 7).triu(1) * -50), "norm='row'"),
         (lambda x: module("pure", batch_first=True)(x, x, x, key_padding_mask=padding() * -50.0), "norm='row'"),

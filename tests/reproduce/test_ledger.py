@@ -378,7 +378,7 @@ def test_without_committed_results_the_command_says_so(monkeypatch, capsys, tmp_
     code, out, err = run(monkeypatch, capsys, "table-alignment", "--json", "--out", str(tmp_path))
     assert code == 0
     assert json.loads(out)["counts"][UNTESTABLE] == sum(json.loads(out)["counts"].values())
-    assert err == "note: no committed results are installed: only what can be computed here is judged\n"
+    assert err == "note: no stored results found: only what can be computed here is judged\n"
 
 
 def test_the_wheel_carries_what_claims_are_judged_by():
@@ -404,9 +404,9 @@ def test_the_command_prints(monkeypatch, capsys, tmp_path):
         (["table9"], 2, "'table9'"),
         (["--scale", "huge"], 2, "'huge'"),
         (["--document", "table1"], 2, "--document"),
-        (["fig-markov", "--results", "/nowhere"], 2, "--results /nowhere is no folder"),
+        (["fig-markov", "--results", "/nowhere"], 2, "--results /nowhere is not a folder"),
         (["fig-markov", "--results", str(ROOT / "docs")], 2, "holds none of the result files"),
-        (["fig-markov", "--results", str(RESULTS / "alignment.json")], 2, "is no folder"),
+        (["fig-markov", "--results", str(RESULTS / "alignment.json")], 2, "is not a folder"),
         (["--document", "--results", "/nowhere/at/all"], 1, "needs a checkout"),
         (["--document", "--results", "/nowhere"], 1, "needs a checkout"),
         (["--scale", "full", "table1", "--device", "cpu"], 1, "needs a CUDA GPU"),

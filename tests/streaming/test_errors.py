@@ -165,7 +165,7 @@ def test_a_truncated_jpeg(tmp_path):
         ({"map": True, "layer": 3}, r"layer must lie in \[-3, 3\), got 3"),
         ({"map": True, "head": 4}, r"head must lie in \[0, 4\), got 4"),
         ({"state": "x", "save_every": -1}, "save_every"),
-        ({"state": "."}, r"\. is a folder"),
+        ({"state": "."}, r"\. must be a file"),
     ],
 )
 def test_wrong_arguments_are_one_line(options, message):

@@ -194,13 +194,13 @@ def test_the_image_is_never_replaced_even_when_told(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"code": "code.pt"}, r"a scene code is written as \.safetensors, got code\.pt"),
-        ({"code": "code"}, r"a scene code is written as \.safetensors, got code"),
-        ({"map": "map.png"}, r"a map is written as .*, got map\.png"),
-        ({"code": "x.safetensors", "state": "x.safetensors"}, "is named for two results"),
-        ({"map": "x.tif", "state": "x.png"}, "is named for two results"),
-        ({"code": os.devnull}, "is no regular file"),
-        ({"state": os.devnull}, "is no regular file"),
+        ({"code": "code.pt"}, r"a scene code must end in \.safetensors, got code\.pt"),
+        ({"code": "code"}, r"a scene code must end in \.safetensors, got code"),
+        ({"map": "map.png"}, r"a map must end in .*, got map\.png"),
+        ({"code": "x.safetensors", "state": "x.safetensors"}, "is given for two results"),
+        ({"map": "x.tif", "state": "x.png"}, "is given for two results"),
+        ({"code": os.devnull}, "is not a regular file"),
+        ({"state": os.devnull}, "is not a regular file"),
     ],
 )
 def test_wrong_places_are_refused_before_any_work(options, message, tmp_path, monkeypatch):

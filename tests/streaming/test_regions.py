@@ -143,10 +143,10 @@ def test_no_attention_no_regions(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"regions": "hot.txt"}, r"regions are written as \.geojson, got hot\.txt"),
+        ({"regions": "hot.txt"}, r"regions must end in \.geojson, got hot\.txt"),
         ({"regions": "hot.geojson", "region_share": 0}, r"region_share must lie in \(0, 1\], got 0"),
         ({"regions": "hot.geojson", "region_count": 0}, "region_count must be 1 or more, got 0"),
-        ({"regions": "hot.geojson", "state": "hot.geojson"}, "is named for two results"),
+        ({"regions": "hot.geojson", "state": "hot.geojson"}, "is given for two results"),
     ],
 )
 def test_wrong_requests_are_refused_before_any_work(options, message, tmp_path, monkeypatch):
@@ -180,4 +180,4 @@ def test_the_command_writes_both(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "--region-share goes with --regions" in capsys.readouterr().err
+    assert "--region-share needs --regions" in capsys.readouterr().err

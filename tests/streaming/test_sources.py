@@ -231,15 +231,15 @@ def refusals(folder):
         folder / "text.tif": "text.tif: ",
         folder / "text.svs": "text.svs: ",
         folder / "nothing.png": "nothing.png: ",
-        folder / "folder": "no Zarr",
-        folder / "many.npz": "unknown kind of image",
+        folder / "folder": "not a Zarr",
+        folder / "many.npz": "unknown image format",
         folder / "missing.tif": "no such file",
         folder / "wide.tif": "pixels must be uint8 or uint16, got uint32",
         folder / "12-bit.tif": "12 bits per value; known: 8 and 16",
         folder / "lab.tif": "colours of kind CIELAB; known: grey, RGB, palette, CMYK, and YCbCr in JPEG",
         folder / "ycbcr.tif": "colours of kind YCBCR with compression NONE; known: in JPEG",
         folder / "lost.zarr": "no OME-Zarr image that can be read: '0'",
-        folder / "image.bmp": "unknown kind of image",
+        folder / "image.bmp": "unknown image format",
     }
 
 

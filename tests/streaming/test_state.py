@@ -80,7 +80,7 @@ def test_a_state_of_something_else_is_refused(tmp_path):
         (model, x, {"on_error": "skip"}),
         (other_colours(), x, {}),
     ):
-        with pytest.raises(ValueError, match="belongs to another image, model or tiling"):
+        with pytest.raises(ValueError, match="belongs to another image, model or tile size"):
             infsa.stream(other, image, **{"tile": 32, "state": path, **options})
     path.write_bytes(b"cut")
     with pytest.raises(ValueError, match="not a complete safetensors file"):

@@ -160,7 +160,7 @@ def test_the_newest_whole_one_is_found_and_damage_reported(tmp_path):
     assert_equal(read, tensors(1))
     assert all("\n" not in line for line in damage)
     path.unlink()
-    with pytest.raises(ValueError, match=one_line("is whole")):
+    with pytest.raises(ValueError, match=one_line("is intact")):
         newest_checkpoint(tmp_path)
 
 

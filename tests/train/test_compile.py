@@ -194,7 +194,9 @@ def test_auto_compiles_no_short_run_on_a_gpu():
     said = []
     regions = Regions(Recipe(), 999, said.append, said.append)
     regions.on_train_batch_start(None, SimpleNamespace(device=torch.device("cuda"), model=None), None, 0)
-    assert said == ["not compiled, training runs eagerly: 999 steps are too few for it to pay; --compile on compiles"]
+    assert said == [
+        "not compiled, training runs eagerly: 999 steps are too few for compiling to pay off; --compile on forces it"
+    ]
 
 
 def test_the_model_is_itself_again():

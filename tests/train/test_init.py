@@ -128,7 +128,7 @@ def test_another_stem_starts_anew(sources, model):
     notes = []
     made = build_model(recipe, NAMES, notes=notes)
     assert made.stem == "conv"
-    assert notes[0].endswith("its classifier of 3 classes, and a new stem: 'conv' takes no weights of another")
+    assert notes[0].endswith("its classifier of 3 classes, and a new stem: the weights have another one than 'conv'")
     for name, value in model.state_dict().items():
         assert name.startswith("patch_embed.") or torch.equal(made.state_dict()[name], value), name
 
@@ -245,7 +245,7 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
         ("infvit_linear_tin", "did you mean infvit_linear_tiny"),
         ("infvit_linear_24l16h_patch16_224", "no weights are shipped"),
         ("timm:nothing_like_it", "timm has no weights for a model 'nothing_like_it'"),
-        ("timm:vit_tiny_patch16_224", "not on this disk, and nothing is fetched"),
+        ("timm:vit_tiny_patch16_224", "not on this disk, and nothing is downloaded"),
         ("timm:infvit_linear_24l16h_patch16_224", "timm has no weights"),
         ("hf:someone/missing", "not on this disk|no folder"),
         ("hf:", "after the colon"),
@@ -253,7 +253,7 @@ def test_a_hugging_face_name_whose_weights_are_on_disk(hub):
         ("hf:not a name", "not the name of a repository|no folder"),
         ("pickle.pth", "safetensors"),
         ("broken.safetensors", "not a complete safetensors file"),
-        ("headless.safetensors", "does not say which model"),
+        ("headless.safetensors", "does not name its model"),
         ("empty", "no model.safetensors in"),
     ],
 )
@@ -271,7 +271,7 @@ def test_what_is_not_there_is_one_line(source, reason, hub, tmp_path, monkeypatc
 
 def test_other_architectures_are_refused(hub):
     hub("timm/resnet18.a1_in1k", lambda folder: save_timm(timm.create_model("resnet18"), folder))
-    with pytest.raises(ValueError, match=one_line("ResNet; a plain vision transformer is wanted")):
+    with pytest.raises(ValueError, match=one_line("ResNet; accepted are plain vision transformers")):
         read_start("timm:resnet18")
     name = "vit_base_patch16_clip_quickgelu_224"
 

@@ -119,7 +119,7 @@ def test_all_damaged_is_one_line(tmp_path):
     kill(tiny(), tmp_path, False, "step", 11)
     for file in list_checkpoints(tmp_path / "checkpoints"):
         file.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"^no checkpoint in [^\n]* is whole[^\n]*$"):
+    with pytest.raises(ValueError, match=r"^no checkpoint in [^\n]* is intact[^\n]*$"):
         train(tiny(), tmp_path, resume=True)
 
 

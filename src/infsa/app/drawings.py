@@ -65,7 +65,9 @@ def draw_walk(image: Image.Image, walk: Walk, grid: tuple[int, int], prefix: int
             if step <= steps:
                 here = walk.places[step, prefix:]
                 panel.imshow(_over(image, here, grid))
-                panel.set_title(f"after {step} hop{'s' * (step > 1)}\n{1 - walk.ended[step]:.0%} walk on", fontsize=9)
+                panel.set_title(
+                    f"after {step} hop{'s' * (step > 1)}\n{1 - walk.ended[step]:.0%} still walking", fontsize=9
+                )
         _draw_ended(next(panels), walk)
         return _written(figure)
 
@@ -160,7 +162,7 @@ def draw_removal(removal: Removal) -> str:
         styles = ((RED, "-"), (BLUE, "-"), (GREY, "--"))
         for name, curve, area, (colour, dashes) in zip(ORDERS, removal.curves, removal.areas, styles, strict=True):
             axes.plot(share, curve, dashes, color=colour, linewidth=2, label=f"{name}, area {area:.3f}")
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="patches removed", ylabel="probability of the first guess")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="patches removed", ylabel="probability of the top prediction")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)

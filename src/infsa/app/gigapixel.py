@@ -69,7 +69,7 @@ def open_checked(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> So
     if megapixels > max_megapixels:
         raise ValueError(
             f"{Path(path).name} has {source.width} × {source.height} = {megapixels:,.0f} megapixels, more than the "
-            f"{max_megapixels:,.0f} that this page takes; `infsa app --max-megapixels` sets another limit"
+            f"{max_megapixels:,.0f} that this page accepts; `infsa app --max-megapixels` sets another limit"
         )
     if source.model_input or source.channels > 4:
         raise ValueError(f"{Path(path).name} has no colours to show: {source.channels} channels of {source.itemsize} B")

@@ -61,10 +61,10 @@ def show_look(image: Image.Image, found: Look, settings: Settings, method: str) 
         for name, other in found.others.items()
         for label, chance in other.predictions[:1]
     )
-    known = "The three models are tiny and know 50 classes only, so the first guess is often wrong. "
+    known = "The three models are tiny and have only 50 classes, so the top prediction is often wrong. "
     beside = "all three mechanisms" if found.others.keys() == MECHANISMS.keys() else "all models"
     return (
-        f'<div class="shots">{first}</div><h3 class="part">{escape(settings.mechanism)} takes it for</h3>'
+        f'<div class="shots">{first}</div><h3 class="part">{escape(settings.mechanism)} predicts</h3>'
         f"{guesses(explanation.predictions)}"
         f'<p class="note">{known if settings.mechanism in MECHANISMS else ""}'
         "The tab Removal tests whether bright patches matter.</p>"
@@ -90,7 +90,7 @@ def show_removal(removal: Removal, drawn: str, level: int) -> str:
     left, bottom, width, height = CURVE_PLACE
     share = float(removal.counts[level]) / removal.ranks.numel()
     line = f"left:{left + share * width:.2%};top:{1 - bottom - height:.2%};height:{height:.2%}"
-    name = "Probability of the first guess against the share of patches removed, in three orders"
+    name = "Probability of the top prediction against the share of patches removed, in three orders"
     chart = f'<div class="chart" aria-label="{name}">{drawn}<i style="{line}"></i></div>'
     note = '<p class="note">A good map makes the red curve fall fast and the blue one stay up.</p>'
     return f'<div class="pair"><div>{show_step(removal, level)}</div><div>{chart}{note}</div></div>'
@@ -103,7 +103,7 @@ def show_scene(scene: Scene) -> str:
     return (
         f'<infsa-viewer key="{publish(scene)}" width="{width}" height="{height}" patch="{scene.patch}" '
         f'rows="{rows}" columns="{columns}"></infsa-viewer>'
-        f'<h3 class="part">{escape(scene.model)} takes the whole image for</h3>{guesses(scene.predictions)}'
-        f'<p class="note">{width} × {height} pixels, {columns} × {rows} patches: {speed}. Drag to move, turn the wheel '
-        f"to zoom.{' The model knows 50 classes only.' if scene.model in MECHANISMS else ''}</p>"
+        f'<h3 class="part">{escape(scene.model)} predicts for the whole image</h3>{guesses(scene.predictions)}'
+        f'<p class="note">{width} × {height} pixels, {columns} × {rows} patches: {speed}. Drag to move, scroll '
+        f"to zoom.{' The model has only 50 classes.' if scene.model in MECHANISMS else ''}</p>"
     )

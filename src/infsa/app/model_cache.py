@@ -45,7 +45,7 @@ def add(checkpoints: Iterable[str]) -> None:
     for subject in subjects:
         model = subject.load().requires_grad_(False)
         if not model.num_classes:
-            raise ValueError(f"{subject.source} has no classes, so there is no guess to explain")
+            raise ValueError(f"{subject.source} has no classes, so there is no prediction to explain")
         try:
             explain(model, Image.new("RGB", (64, 64)), side=min(model.patch_embed.img_size))
         except (ValueError, TypeError, NotImplementedError) as error:

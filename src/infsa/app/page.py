@@ -34,7 +34,7 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
-            raise gr.Error(on.one_line(error), title="This did not work", print_exception=False) from error
+            raise gr.Error(on.one_line(error), title="Error", print_exception=False) from error
 
     return wrapped
 
@@ -65,7 +65,7 @@ def build(files: list[Path] | None = None, max_megapixels: float = MAX_MEGAPIXEL
     with gr.Blocks(title="infsa explorer", analytics_enabled=False, delete_cache=(HOUR, 24 * HOUR)) as page:
         gr.Markdown(
             "# Where does attention look?\nChoose a picture and a mechanism. The page shows the map, the token graph "
-            "behind it, and what happens to the guess when patches go.",
+            "behind it, and how the prediction changes when patches are removed.",
             elem_id="title",
         )
         with gr.Tabs():

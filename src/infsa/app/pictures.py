@@ -26,7 +26,7 @@ def read_picture(path: str | Path) -> Image.Image:
     except UnreadableImage as error:
         if too_large(path):
             raise UnreadableImage(
-                f"{path.name} has more than the {MAX_PIXELS / 1e6:.0f} megapixels that this tab takes; "
+                f"{path.name} has more than the {MAX_PIXELS / 1e6:.0f} megapixels that this tab accepts; "
                 "the Gigapixel tab and `infsa stream` read larger images tile by tile"
             ) from error
         raise

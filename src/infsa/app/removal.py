@@ -20,7 +20,7 @@ GREY = (124, 116, 104)  # the mean colour, which is what removed patches become 
 
 @dataclass(frozen=True)
 class Removal:
-    """The probability of the first guess while patches go, in three orders."""
+    """The probability of the top prediction as patches are removed, in three orders."""
 
     label: str
     curves: Tensor  # (3, LEVELS + 1), by ORDERS

@@ -1,4 +1,4 @@
-"""Speed, memory, energy and multiply-adds of the compared mechanisms, measured so that the numbers can be believed."""
+"""Speed, memory, energy and multiply-adds of the compared mechanisms."""
 
 from .cases import NINE, VARIANTS, Case
 from .flops import count, flop_crossover, formula

@@ -84,7 +84,7 @@ class Case:
             check_count(getattr(self, name), name)
         check_stem(self.stem, self.patch)
         if self.patch > BASE:
-            raise ValueError(f"patch may be {BASE} at most, the size that tables are made for, got {self.patch}")
+            raise ValueError(f"patch must be at most {BASE}, the base of position tables, got {self.patch}")
         if self.width % self.heads:
             raise ValueError(f"heads must divide the width {self.width}, got {self.heads}")
         if len(self.size) != 2 or any(side < self.patch or side % self.patch for side in self.size):
@@ -96,7 +96,7 @@ class Case:
         if self.limit and self.energy:
             raise ValueError("a limit row has no energy, got limit=True and energy=True")
         if self.limit and self.size[0] != self.size[1]:
-            raise ValueError(f"the largest image is searched among squares, got a start of {self.size}")
+            raise ValueError(f"the search for the largest image starts from a square, got {self.size}")
 
     @property
     def variant(self) -> Variant:

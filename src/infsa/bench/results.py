@@ -101,9 +101,9 @@ def read_results(path: str | Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{path} is not whole: {error}") from error
+        raise ValueError(f"{path} is not a complete JSON file: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
-        raise ValueError(f"{path} is not a result of infsa bench")
+        raise ValueError(f"{path} is not a result file of infsa bench")
     if content.get("format") != FORMAT:
         raise ValueError(f"{path} has format {content.get('format')!r}, this version reads {FORMAT}")
     for key, row in content["rows"].items():

@@ -8,7 +8,7 @@ from .energy import WINDOW
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how often.
+    """How long and how often rows are measured.
 
     Example:
         >>> Settings(budget=280).rounds

@@ -129,7 +129,7 @@ class Suite:
         worker = self.searcher if all(case.limit for case in cases) else self.child  # a start takes seconds
         machine = worker.ask({"job": "facts"}, 60)
         if "failed" in machine:
-            raise RuntimeError(f"the worker does not start: {machine['failed']}")
+            raise RuntimeError(f"the worker process did not start: {machine['failed']}")
         self.results.start(machine, asdict(self.settings))
         if any(case.energy for case in cases):
             idle = worker.ask({"job": "idle", "seconds": min(2.0, self.settings.window)}, 60).get("watts")

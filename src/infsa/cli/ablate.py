@@ -25,17 +25,17 @@ def ablate(
     data_option: DataPairs = None,
     quality_images: Annotated[int, number("Images for MoRF, LeRF and boxes; 0: leave them out.", 0)] = 200,
     latency_batch: Annotated[int, number("Images per timed step.")] = 64,
-    warmups: Annotated[int, number("Steps before the timed ones.", 0)] = 50,
-    timed: Annotated[int, number("Timed steps; 0: no latencies.", 0)] = 300,
+    warmups: Annotated[int, number("Warm-up steps before the timed ones.", 0)] = 50,
+    timed: Annotated[int, number("Timed steps; 0: do not measure latency.", 0)] = 300,
     as_json: Json = False,
     *,
     changes: dict[str, Any],
 ) -> None:
-    """Train every point of a grid with several seeds; accuracy, latency, convergence and map quality in one table.
+    """Train every point of a grid with several seeds; compare accuracy, latency, convergence and map quality.
 
     Without --grid: gamma 0.3, 0.5, 0.7, 0.9 with ReLU, and relu, gelu, abs at gamma 0.7. Names may be fields of the
-    recipe, arguments of the model (gamma, heads, depth) or of its attention (iterations). The same command continues
-    where it was stopped.
+    recipe, arguments of the model (gamma, heads, depth) or of its attention (iterations). An interrupted run continues
+    when the command is repeated.
 
     Example: infsa ablate --grid gamma=0.5,0.7 --grid heads=3,12 --seeds 3 --epochs 10
     """

@@ -1,6 +1,6 @@
 """``infsa adapt``: convert a model and train it to do what the original did."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +13,12 @@ from . import options
 from .convert import plan_table
 from .recipe_options import parse_pairs
 
-FIELDS = (
-    "field=value; repeatable. Fields: layer_lr, logit_lr, label_lr, temperature, label_smoothing, mixup, cutmix, "
-    "warmup, optimizer, weight_decay, clip_norm, crop_min, jitter, interpolation, loader, workers, precision, compile, "
-    "save_every, log_every."
-)
+SETTABLE = (
+    "layer_lr", "logit_lr", "label_lr", "temperature", "label_smoothing", "mixup", "cutmix", "warmup", "optimizer",
+    "weight_decay", "clip_norm", "crop_min", "jitter", "interpolation", "loader", "workers", "precision", "compile",
+    "save_every", "log_every",
+)  # fmt: skip
+FIELDS = f"field=value; repeatable. Fields: {', '.join(SETTABLE)}."
 
 
 def adapt(
@@ -51,8 +52,8 @@ def adapt(
 ) -> None:
     """Convert a model's attention and recover its accuracy by distillation from the original model.
 
-    Each layer learns the original's output, then the model learns the original's logits, then the labels if asked. The
-    folder receives checkpoints, result.json and model.safetensors.
+    Each layer learns the original's output, then the model learns the original's logits, then the labels with
+    --label-epochs. The output folder receives checkpoints, result.json and model.safetensors.
 
     Example: infsa adapt --model timm:deit_tiny_patch16_224 --pretrained --data images:photos --out runs/deit
     """
@@ -68,14 +69,17 @@ def adapt(
         "image_size": 224 if image_size is None else image_size,
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
-        raise typer.BadParameter(f"--set {min(twice)} has an option of its own")
+        option = "data-option" if "data_options" in twice else min(twice).replace("_", "-")
+        raise typer.BadParameter(f"--set does not take {min(twice)}: use --{option}")
+    if unknown := fields.keys() - {field.name for field in dataclasses.fields(Adaptation)}:
+        raise typer.BadParameter(f"--set: unknown field {min(unknown)!r}; known are {', '.join(SETTABLE)}")
     with options.usage():
         plan = Adaptation(**named, **fields)
     place = options.chosen_device(device)
     console = Console(quiet=as_json)
     original = open_model(model, weights, pretrained, extra)
     if image_size is None:
-        plan = replace(plan, image_size=usual_side(original))
+        plan = dataclasses.replace(plan, image_size=usual_side(original))
     settings: dict[str, Any] = {
         "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "level": "surgery" if surgery else "swap",
     }  # fmt: skip

@@ -23,8 +23,9 @@ def align(
 ) -> None:
     """Compare the centrality vector with the Perron vector of every head, and with simple baselines.
 
-    The baselines are uniform, query norms and short power iterations. The eigenvalue ratio |λ₂|/|λ₁| tells how well
-    defined the Perron vector is; heads without one are reported. Models are grouped as in ``infsa quality``.
+    The baselines are the uniform vector, query norms and short power iterations. The eigenvalue ratio |λ₂|/|λ₁| tells
+    how well defined the Perron vector is; heads without one are reported. Models whose names differ only in a final
+    -SEED count as runs of one model.
 
     Example: infsa align --model infvit_linear_tiny --data shapes --limit 8
     """

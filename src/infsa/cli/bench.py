@@ -90,9 +90,9 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the speed, memory and energy of attention mechanisms, in models or alone, in training and inference.
+    """Measure the speed, memory and energy of attention mechanisms, in models or as single layers.
 
-    Run the same command again to continue. Failed rows state the reason.
+    An interrupted run continues when the command is repeated. Failed rows state the reason.
 
     Example: infsa bench --mechanism infsa_linear --mechanism softmax-flash --resolution 1024 --resolution 512x768
     """
@@ -123,7 +123,7 @@ def bench(
             check_device(where)
         searched = any(case.limit for cases in plan for case in cases)
         if not searched and (memory_cap is not None or time_limit is not None):
-            raise ValueError("--memory-cap and --time-limit are for searches: add --max-resolution")
+            raise ValueError("--memory-cap and --time-limit need --max-resolution")
         if max_resolution and len(resolution or ()) > 1:
             raise ValueError(f"a search starts at one --resolution, got {resolution}")
     if plan_only:
@@ -155,7 +155,8 @@ def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], 
         neutral = {"batch": 1, "dtype": None, "compile": "none", "part": "model", "energy": False, "limit": False}
         given += [name for name, value in fields.items() if value != neutral[name]]
         if given:
-            raise ValueError(f"a preset has its own {given[0]}: leave it out or leave the preset out")
+            option = {"batch": "batch-size", "limit": "max-resolution"}.get(given[0], given[0])
+            raise ValueError(f"--{option} cannot be combined with a preset, which sets it")
         plan = [cases for name in presets for cases in PRESETS[name]()]
         kept = [[case for case in cases if not names or case.mechanism in names] for cases in plan]
         return [cases for cases in kept if cases]

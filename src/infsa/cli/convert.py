@@ -21,7 +21,7 @@ def convert(
     norm: options.Norm = "auto",
     gamma: options.Gamma = 0.7,
     learn_gamma: options.LearnGamma = False,
-    chunk_size: Annotated[int | None, typer.Option(help="Tokens per block of causal Linear-InfSA.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Tokens per chunk of causal Linear-InfSA.")] = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
     weights: options.Weights = None,
@@ -31,9 +31,9 @@ def convert(
     plan_only: Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print what happens to every attention layer of a model, then convert it and write its weights.
+    """Print the plan for every attention layer of a model, then convert it and write its weights.
 
-    Layers that cannot be converted are named with the reason; --exclude keeps them as they are.
+    Layers that cannot be converted are listed with the reason; --exclude keeps them as they are.
 
     Example: infsa convert --model timm:deit_tiny_patch16_224 --variant linear --plan
     """
@@ -41,7 +41,7 @@ def convert(
     from ..conversion import open_model, plan_conversion, save_converted
 
     if out is None and not plan_only:
-        raise typer.BadParameter("say where the weights go with --out, or show the plan alone with --plan")
+        raise typer.BadParameter("name the file for the weights with --out, or print the plan only, with --plan")
     console = Console(quiet=as_json)
     settings: dict[str, Any] = {
         "norm": norm, "gamma": gamma, "learn_gamma": learn_gamma, "chunk_size": chunk_size,

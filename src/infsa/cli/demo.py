@@ -17,18 +17,18 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Two photographs and short timings: a few seconds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Explain photographs with the shipped models, check the theory, time nine mechanisms, write one report.
+    """Explain photographs with the shipped models, check the theory, time nine mechanisms, and write one report.
 
-    Needs no network. The report is a single HTML file with its figures inside; numbers and figures lie beside it.
+    No network is needed. The report is a single HTML file; its numbers and figures are also saved beside it.
 
     Example: infsa demo --gamma 0.9 --out runs/demo
     """
-    from ..files import write_json
+    from ..files import make_folder, write_json
     from ..report.demo import look_at, one_thread, run_demo, time_mechanisms
     from ..report.demo_page import demo_sections, draw_demo, write_report
     from ..report.photographs import example_images
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     console = Console(quiet=as_json)
     with one_thread(), progress_report(console) as report:
         report("Token graph", 0, 1)
@@ -49,7 +49,7 @@ def demo(
         console.print(Text(section.title, style="bold"), Text(section.found), sep="\n")
         console.print(*section.tables)
         console.print()
-    console.print("Figures and numbers lie beside the report:", highlight=False)
+    console.print("Figures and numbers beside the report:", highlight=False)
     for file in files[1:]:
         console.print(f"  {file}", highlight=False, soft_wrap=True)
     console.print(f"\nOpen the report: [bold]{page}[/bold]", highlight=False, soft_wrap=True)

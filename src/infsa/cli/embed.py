@@ -67,17 +67,16 @@ def embed(
         bool,
         typer.Option(
             "--plan",
-            help="Print what would be batched and streamed, with a time estimate (measured for some seconds); write "
-            "nothing.",
+            help="Print what would be batched and streamed, with a time estimate from a short measurement, and stop.",
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write embeddings and predictions of many images as one table, a row per image.
 
-    Images that fit are batched by size, larger ones are streamed. A file that cannot be read has a row with the
-    reason. If it is killed, the same command continues and writes the same table; unchanged files are not
-    computed again. The exit code is 1 if no image could be read.
+    Images that fit in memory are batched by size, larger ones are streamed. A file that cannot be read has a row with
+    the reason. An interrupted run continues when the command is repeated; unchanged files are not computed again. The
+    exit code is 1 if no image could be read.
 
     Example: infsa embed slides/ --model runs/slides --memory 16GiB --out cohort.parquet
     """
@@ -115,7 +114,7 @@ def _devices(names: str, workers: int | None, ray: str | None) -> list[str]:
         raise typer.BadParameter(f"--workers must be 1 or more, got {workers}")
     if ray is not None:
         if workers is not None:
-            raise typer.BadParameter("--workers goes without --ray: the cluster has as many as it has")
+            raise typer.BadParameter("--workers cannot be combined with --ray: the cluster sets the number of workers")
         if names not in ("auto", "cpu", "cuda"):
             raise typer.BadParameter(f"--devices must be cpu or cuda with --ray, got {names!r}")
         return ["cpu" if names == "auto" else names]

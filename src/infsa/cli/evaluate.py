@@ -34,7 +34,7 @@ def evaluate(
     ] = None,
     data_option: DataPairs = None,
     crop_pct: Annotated[
-        float | None, typer.Option(help="Input size over resized shorter side.", show_default="the model's")
+        float | None, typer.Option(help="Input size divided by the resized shorter side.", show_default="the model's")
     ] = None,
     batch_size: Annotated[int, number("Batch size.")] = 128,
     workers: Annotated[int, number("Processes that read images.", 0)] = 2,
@@ -47,8 +47,8 @@ def evaluate(
 ) -> None:
     """Measure top-1, top-5, loss, per-class accuracy and the confusion matrix of a model.
 
-    Classes are matched by their names. A model that was trained on the same folder is measured on the images that its
-    run held out. To try it, train a model on generated shapes first (minutes on a CPU): infsa train --out runs/shapes.
+    Classes are matched by name. A model that was trained on the same folder is evaluated on the images that its run
+    held out. To try it, train a model on generated shapes first (minutes on a CPU): infsa train --out runs/shapes.
 
     Example: infsa evaluate --model runs/shapes --out runs/shapes/evaluation
     """
@@ -113,7 +113,7 @@ def usual_data(source: str, model: "InfViT") -> str:
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"{source} was not trained on shapes: name its images with --data, such as folder:PATH")
+        raise ValueError(f"{source} was not trained on shapes: name the images with --data, such as folder:PATH")
     return "shapes"
 
 
@@ -185,4 +185,4 @@ def class_rows(found: "Accuracy", split: str) -> Table:
         rows.append((share, [shown(names[index]), f"{found.counts[index]:,}", f"{share:.1%}", mostly]))
     rows.sort(key=lambda row: row[0])
     title = f"Classes of {split}" + (f", the {SHOWN} worst of {len(rows)}" if len(rows) > SHOWN else "")
-    return Table(["class", "images", "top-1", "mostly taken for"], [row for _, row in rows[:SHOWN]], title)
+    return Table(["class", "images", "top-1", "mostly predicted as"], [row for _, row in rows[:SHOWN]], title)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Image files of any size and kind.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files of any size.")],
     models: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", help=options.MODELS, show_default="the three shipped models"),
@@ -40,6 +40,7 @@ def explain(
     Example: infsa explain photo.jpg --resolution native --model infvit_linear_tiny
     """
     from ..evaluate.maps import check_methods
+    from ..files import make_folder
     from ..models.presets import SHIPPED
 
     options.checked(lambda value: check_methods([value]))(method)
@@ -48,7 +49,7 @@ def explain(
     loaded = {subject.name: subject.load(options.chosen_device(device)) for subject in chosen}
     settings = {"method": method, "layer": layer, "head": head, "side": side, "seed": seed}
     console = Console(quiet=as_json)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     done: list[dict[str, Any]] = []
     problems: list[str] = []
     for path, stem in track(_with_stems(images), description="Explaining", console=console, transient=True):
@@ -119,6 +120,6 @@ def _print(console: Console, done: list[dict[str, Any]], out: Path) -> None:
         height, width = record["grid"]
         cells = [shown(Path(record["image"]).name), record["model"], f"{height} × {width}", *guesses]
         rows.append(cells + [""] * (5 - len(cells)))
-    columns = ["image", "model", "patches", "first guess", "second guess"]
+    columns = ["image", "model", "patches", "top prediction", "second"]
     console.print(Table(columns, rows, "What the models see"))
     console.print(f"Panels, overlays and arrays are in {out}", highlight=False, markup=False, soft_wrap=True)

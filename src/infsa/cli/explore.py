@@ -33,9 +33,9 @@ def explore(
     ] = 400,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Serve a page that shows where models look in a picture, their token graphs, and what removal does.
+    """Serve a page that shows attention maps, token graphs, and predictions as patches are removed.
 
-    The page is served to this machine only and fetches nothing from elsewhere. Ctrl+C ends it.
+    Only this machine can open the page, and it loads nothing from the network. Ctrl+C ends it.
 
     Example: infsa app --model birds=runs/birds --file slide.tif
     """

@@ -41,7 +41,7 @@ def export(
     if image_size is not None and image_size < 1:
         raise typer.BadParameter(f"--image-size must be 1 or more, got {image_size}")
     if image_size is not None and not fixed:
-        raise typer.BadParameter("--image-size goes with --fixed; without it images of any size are taken")
+        raise typer.BadParameter("--image-size needs --fixed; without it images of any size are accepted")
     network = chosen_model(model)
     console = Console(quiet=as_json)
     with console.status(f"Exporting {model} ..."):

@@ -54,7 +54,7 @@ def check_gamma(gamma: float) -> None:
 
 SOURCE = "Name of a shipped model, run folder, saved folder, .safetensors file or converted file"
 MODEL = f"{SOURCE}."
-MODELS = f"{SOURCE}, optionally NAME=...; repeatable."
+MODELS = f"{SOURCE}; NAME=... sets the name shown; repeatable."
 RESOLUTION = (
     "Input size: crop (the centre, as evaluate measures), or the whole image: model (as many pixels as the model was "
     "made for), native (its own), or N (as many as a square of N x N)."
@@ -79,9 +79,9 @@ Foreign = Annotated[
     typer.Option("--model", "-m", help="Model to convert: timm:NAME, torchvision:NAME or hf:NAME; a name alone: timm."),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help=".safetensors file to load into it first.", show_default="random weights")
+    Path | None, typer.Option(help=".safetensors file with the model's weights.", show_default="random weights")
 ]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download the pretrained weights of its library.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Use the library's pretrained weights (downloaded).")]
 Gamma = Annotated[float, typer.Option(help="Weight of one hop (gamma), in (0, 1).", callback=checked(check_gamma))]
 LearnGamma = Annotated[bool, typer.Option("--learn-gamma/--no-learn-gamma", help="Learn one gamma per head.")]
 Surgery = Annotated[bool, typer.Option("--surgery", help="Merge the query and key projections into one (linear only).")]
@@ -139,7 +139,8 @@ def chosen_device(name: str) -> "torch.device":
         raise typer.BadParameter(f"unknown device {name!r}; auto, cpu, cuda and cuda:1 are accepted") from error
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise typer.BadParameter(f"{counted(count, 'CUDA device')} here, got {name!r}")
+        found = counted(count, "CUDA device") if count else "no CUDA device"
+        raise typer.BadParameter(f"{found} here, got {name!r}" + ("" if count else "; use cpu"))
     return device
 
 

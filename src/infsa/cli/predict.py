@@ -86,7 +86,7 @@ def summary(done: int, failed: int, ignored: int) -> str:
     """How it went, in one line."""
     words = [f"{counted(done, 'image')} classified"]
     words += [f"{failed} could not be read"] if failed else []
-    words += [f"{counted(ignored, 'other file')} passed over"] if ignored else []
+    words += [f"{counted(ignored, 'other file')} ignored"] if ignored else []
     return ", ".join(words)
 
 
@@ -112,7 +112,7 @@ def _format(kind: str | None, as_json: bool, out: Path | None) -> str:
         raise typer.BadParameter("--json and --format csv contradict each other")
     by_name = ENDINGS.get(out.suffix.lower()) if out is not None else "csv"
     if by_name is None and kind is None and not as_json:
-        raise typer.BadParameter(f"--out must end in .csv or .jsonl, or --format say which, got {str(out)!r}")
+        raise typer.BadParameter(f"--out must end in .csv or .jsonl without --format, got {str(out)!r}")
     return "jsonl" if as_json else kind or by_name or "csv"
 
 

@@ -24,10 +24,10 @@ def quality(
             "--method", help="last, rollout, tokenrank, katz, gradient or degree; repeatable.", show_default="last"
         ),
     ] = None,
-    steps: Annotated[int, options.number("Removal steps from the whole image to nothing.")] = 20,
+    steps: Annotated[int, options.number("Steps in which all patches are removed.")] = 20,
     score: Annotated[str, typer.Option(help="probability, logit or top1, of the predicted class.")] = "probability",
-    normalise: Annotated[str, typer.Option(help="intact (divide by the whole image's score) or none.")] = "intact",
-    draws: Annotated[int, options.number("Random orders of patches with equal scores.")] = 3,
+    normalise: Annotated[str, typer.Option(help="intact (divide by the score of the full image) or none.")] = "intact",
+    draws: Annotated[int, options.number("Random orders averaged where patches have equal scores.")] = 3,
     only_correct: Annotated[
         bool, typer.Option("--only-correct/--all-images", help="Use correctly classified images only.")
     ] = True,
@@ -41,10 +41,10 @@ def quality(
 ) -> None:
     """Measure the quality of attention maps: patch removal (MoRF, LeRF) and agreement with boxes.
 
-    Models whose names differ in a final -SEED are one model trained several times: the tables give their mean and
-    deviation. The same command continues an interrupted run. The model must have the classes of the data; of a folder
-    without splits, the images that its run held out are used. To try it, train a model on generated shapes first
-    (minutes on a CPU): infsa train --out runs/shapes.
+    Models whose names differ only in a final -SEED count as runs of one model: the tables give their mean and
+    deviation. The model must have the classes of the data; of a folder without splits, the images that its run held
+    out are used. An interrupted run continues when the command is repeated. To try it, train a model on generated
+    shapes first (minutes on a CPU): infsa train --out runs/shapes.
 
     Example: infsa quality --model runs/shapes --data shapes --limit 50
     """

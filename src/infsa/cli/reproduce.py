@@ -38,10 +38,10 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--list", help="Print the targets and what they need, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
 ) -> None:
-    """Compare the paper's claims with our measurements, with a verdict each.
+    """Compare the paper's claims with our measurements, and give each a verdict.
 
-    Every claim gets the paper's value, ours, the conditions, and a verdict that follows from the numbers, with its
-    reason. All targets together take some minutes on a CPU.
+    For every claim: the paper's value, ours, the conditions, the verdict and its reason. Targets are the paper's tables
+    and figures; all together take a few minutes on a CPU.
 
     Example: infsa reproduce fig-markov table-alignment
     """
@@ -68,10 +68,10 @@ def reproduce(
     if document and not docs.is_dir():
         raise ValueError(f"--document needs a checkout with docs beside benchmarks/results, got {folder}")
     if results is not None and not holds_results(results):
-        kind = "holds none of the result files" if results.is_dir() else "is no folder"
-        raise typer.BadParameter(f"--results {results} {kind}; without it the committed results are read")
+        kind = "holds none of the result files" if results.is_dir() else "is not a folder"
+        raise typer.BadParameter(f"--results {results} {kind}; without --results the stored ones are read")
     if not holds_results(folder):
-        typer.echo("note: no committed results are installed: only what can be computed here is judged", err=True)
+        typer.echo("note: no stored results found: only what can be computed here is judged", err=True)
     console = Console(quiet=as_json)
     sources = open_sources(names, scale, folder, out, device, budget, console)
     with progress_report(console) as report:
@@ -99,7 +99,7 @@ def open_sources(
     trained = [name for name in names if TARGETS[name].needs == TRAINING]
     if trained:
         raise ValueError(
-            f"{', '.join(trained)}: full scale needs {TRAINING}; its files go to --results, then judge them"
+            f"{', '.join(trained)}: full scale needs {TRAINING}; then pass the folder of their results as --results"
         )
     if all(TARGETS[name].needs != BENCHMARK for name in names):
         return Sources(results, out)

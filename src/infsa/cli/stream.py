@@ -67,7 +67,7 @@ def stream(
         str | None,
         typer.Option(
             help="Memory limit of the process, such as 2GiB.",
-            show_default="what it holds and half of what is free",
+            show_default="in use now, plus half of what is free",
             callback=checked(_check_memory),
         ),
     ] = None,
@@ -92,14 +92,14 @@ def stream(
     page: Annotated[
         int | None,
         typer.Option(
-            help="Page of that image, or of the file; frame of a GIF or WebP.",
+            help="Page of the TIFF (or of its --series); frame of a GIF or WebP.",
             show_default="first",
             callback=at_least(0),
         ),
     ] = None,
     bands: Annotated[
         str | None,
-        typer.Option(help="Channels to take, such as 0,1,2.", show_default="all", callback=checked(_check_bands)),
+        typer.Option(help="Channels to use, such as 0,1,2.", show_default="all", callback=checked(_check_bands)),
     ] = None,
     on_error: Annotated[
         str,
@@ -112,22 +112,23 @@ def stream(
         ),
     ] = None,
     regions: Annotated[
-        Path | None, typer.Option(help="Write the hottest regions here, for QuPath and napari: .geojson.")
+        Path | None, typer.Option(help="Write the regions of highest attention here, for QuPath and napari: .geojson.")
     ] = None,
     region_share: Annotated[
         float | None,
         typer.Option(
-            help="Share of the map that the hot patches hold.", show_default="0.2", callback=checked(_check_share)
+            help="Share of the attention inside the regions.", show_default="0.2", callback=checked(_check_share)
         ),
     ] = None,
     region_count: Annotated[
         int | None, typer.Option(help="Maximum number of regions.", show_default="50", callback=at_least(1))
     ] = None,
     code: Annotated[
-        Path | None, typer.Option(help="Write the scene code, from which features of any region follow: .safetensors.")
+        Path | None,
+        typer.Option(help="Write the scene code, from which features of any region can be computed: .safetensors."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace any existing output, not only an older map or code.")
+        bool, typer.Option("--overwrite", help="Replace any file; otherwise only an older map or code.")
     ] = False,
     state: Annotated[Path | None, typer.Option(help="Checkpoint file; the same command continues from it.")] = None,
     save_every: Annotated[
@@ -145,7 +146,7 @@ def stream(
         int | None, typer.Option(help="Seed of --estimate.", show_default="0", callback=checked(check_seed))
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Print the plan, and at the end what the time was spent on.")
+        bool, typer.Option("--profile", help="Print the plan, and at the end where the time went.")
     ] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Print the tiles and where tokens would be kept, and stop.")
@@ -155,20 +156,20 @@ def stream(
 ) -> None:
     """Run a Linear-InfSA model on an image of any size, exactly, in bounded memory.
 
-    Sides that are no multiple of the patch are padded. --estimate reads a part of the image only and gives each logit a
-    90 % interval.
+    Sides are padded to multiples of the patch. --estimate reads only a part of the image and gives each logit a 90 %
+    interval.
 
     Example: infsa stream orion.jpg --memory 2GiB --map orion-map.tif
     """
     if seed is not None and estimate is None:
-        raise typer.BadParameter("--seed goes with --estimate")
+        raise typer.BadParameter("--seed needs --estimate")
     if save_every is not None and state is None:
-        raise typer.BadParameter("--save-every goes with --state")
+        raise typer.BadParameter("--save-every needs --state")
     if overwrite and map_file is None and code is None and regions is None:
-        raise typer.BadParameter("--overwrite goes with --map, --regions or --code")
+        raise typer.BadParameter("--overwrite needs --map, --regions or --code")
     rule = {name: value for name, value in (("share", region_share), ("count", region_count)) if value is not None}
     if rule and regions is None:
-        raise typer.BadParameter(f"--region-{next(iter(rule))} goes with --regions")
+        raise typer.BadParameter(f"--region-{next(iter(rule))} needs --regions")
     loaded = chosen_model(model, chosen_device(device))
     loaded.patch_embed.dynamic_img_pad = True  # type: ignore[misc]  # only a hint to TorchScript
     console = Console(quiet=as_json, stderr=True)
@@ -179,9 +180,9 @@ def stream(
         given |= {"--plan": plan_only or None}
         for name, value in given.items():
             if value is not None:
-                raise typer.BadParameter(f"--estimate does not go with {name}")
+                raise typer.BadParameter(f"--estimate cannot be combined with {name}")
         if strategy != "auto" or on_error != "raise":
-            raise typer.BadParameter("--estimate does not go with --strategy or --on-error")
+            raise typer.BadParameter("--estimate cannot be combined with --strategy or --on-error")
         with _warnings_in_one_line():
             record = _estimate(loaded, image, console, choice, tile or 1024, memory, estimate, seed or 0)
     else:
@@ -354,7 +355,7 @@ def _print(console: Console, record: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     for bad in record["skipped"]:
-        console.print(f"left out: {bad}", highlight=False, soft_wrap=True)
+        console.print(f"masked out: {bad}", highlight=False, soft_wrap=True)
     if "profile" in record:
         from ..streaming.timing import table
 

@@ -50,9 +50,9 @@ def train(
     """Train a model from scratch, or fine-tune one with --init, and validate it.
 
     The data can be a folder with one subfolder per class; without --data, generated shapes are used. The output folder
-    receives the recipe, a log, TensorBoard events, checkpoints, the curve and the model. Ctrl-C and SIGTERM save and
-    stop; --resume continues at that step, and a larger --epochs trains longer. Settings that do not fit the data are
-    changed, with a note, unless you asked for them.
+    receives the recipe, a log, TensorBoard events, checkpoints, the training curve and the model. Ctrl-C and SIGTERM
+    save and stop; --resume continues at that step, and a larger --epochs trains longer. Defaults that do not fit the
+    data are changed, with a note.
 
     Example: infsa train --data folder:photos --init infvit_linear_tiny --out runs/photos
     """
@@ -64,16 +64,16 @@ def train(
     notes, asked = list[str](), set[str]()
     if resume:
         if recipe is not None or config is not None:
-            raise typer.BadParameter("--resume uses the recipe of the run: leave out --recipe and --config")
+            raise typer.BadParameter("--resume uses the recipe of the run: omit --recipe and --config")
         saved = out / "recipe.json"
         if not saved.exists():
-            raise typer.BadParameter(f"--resume: {out} holds no run")
+            raise typer.BadParameter(f"--resume: {out} holds no training run")
         try:
             chosen = amended(Recipe().override(read_recipe(saved)), *pairs, changes)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     elif accept_new_data:
-        raise typer.BadParameter("--accept-new-data is for --resume: a new run takes the images that are there")
+        raise typer.BadParameter("--accept-new-data needs --resume: a new run uses the images as they are")
     else:
         chosen, notes, asked = choose_recipe(recipe, config, *pairs, changes)
     console = Console(quiet=as_json)

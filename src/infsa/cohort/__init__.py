@@ -1,4 +1,4 @@
-"""Cohorts: embeddings and predictions of many images as one table, on one machine or a Ray cluster."""
+"""Embeddings and predictions of many images as one table, on one machine or a Ray cluster."""
 
 from .run import Progress, Summary, embed
 from .settings import Settings

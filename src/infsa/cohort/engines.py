@@ -134,7 +134,7 @@ class _Worker:
             if self.starts > STARTS:
                 code = self.process.returncode
                 raise RuntimeError(
-                    f"a worker on {self.device} ended {self.starts} times at once, code {code}"
+                    f"a worker on {self.device} ended {self.starts} times right after starting, exit code {code}"
                 ) from None
             self._start()
             found = None

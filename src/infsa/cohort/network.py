@@ -84,14 +84,14 @@ class Network:
         model, settings = self.model, self.settings
         channels = getattr(model, "in_chans", self.config["input_size"][0])
         if channels != 3:
-            raise ValueError(f"a cohort needs a model of RGB images, got one of {channels} channels")
+            raise ValueError(f"embedding needs a model of RGB images, got one of {channels} channels")
         if self.ours and model.global_pool == "":
-            raise ValueError("a cohort needs a model with a global_pool, got ''")
+            raise ValueError("embedding needs a model with a global_pool, got ''")
         if settings.maps and not self.ours:
             raise ValueError(f"maps need an InfViT, got {type(model).__name__}")
         tokens = getattr(model, "has_class_token", bool(getattr(model, "num_prefix_tokens", 0)))
         if settings.embedding in ("class", "both") and not tokens:
-            raise ValueError(f"this model has no class token, got embedding={settings.embedding!r}: take pooled")
+            raise ValueError(f"this model has no class token, got embedding={settings.embedding!r}: use 'pooled'")
         self.embedding = settings.embedding or ("class" if tokens else "pooled")
         if settings.resolution != "crop":
             self._try_sizes()
@@ -105,8 +105,8 @@ class Network:
             self.model(torch.zeros(1, 3, height + rows, width + 2 * columns, device=self.device, dtype=self.dtype))
         except Exception as error:  # models refuse in many ways
             raise ValueError(
-                f"this model sees images of {(height, width)} only, got resolution={self.settings.resolution!r}: "
-                "take crop"
+                f"this model accepts only images of {(height, width)}, got resolution={self.settings.resolution!r}: "
+                "use resolution='crop'"
             ) from error
 
     @property

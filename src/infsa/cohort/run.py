@@ -92,7 +92,7 @@ def embed(
 ) -> Summary:
     """Compute embeddings and predictions of many images, and write them as a table, one row per image.
 
-    Killed at any moment, the same call continues from what is written, to the same table. A file that cannot be read
+    An interrupted run continues when called again, and writes the same table. A file that cannot be read
     becomes a row with the reason. A file that has not changed since the last call is not computed again.
 
     Args:
@@ -101,7 +101,7 @@ def embed(
         out: the table, ``.parquet``. ``.parts`` beside it holds what is done, ``.timings.parquet`` the times.
         devices: one computes in this process, several in a process each.
         ray: address of a Ray cluster, or ``"auto"``; ``devices`` then says whether its tasks use ``cpu`` or ``cuda``.
-        overwrite: replace a table of another model, other settings or other images, or a file that is no table.
+        overwrite: replace a table of another model, other settings or other images, or a file that is not a table.
         progress: called after every unit of work.
         settings: those of :class:`Settings`.
 
@@ -135,7 +135,7 @@ class Cohort:
         self.schema = schema_of(self.network, self.network.meaning())
         self.found: Items = list_items([sources] if isinstance(sources, str | Path) else sources)
         if not self.found.items:
-            raise ValueError("; ".join(self.found.notes) or "no images were named")
+            raise ValueError("; ".join(self.found.notes) or "no images given")
 
     @quietly()
     def run(self, out: Path, overwrite: bool = False, progress: Callable[[Progress], None] | None = None) -> Summary:
@@ -173,14 +173,14 @@ class Cohort:
         if gone and not overwrite:
             raise ValueError(
                 f"{out} holds rows of {len(gone)} images that are not among these inputs; --overwrite (overwrite=True) "
-                "drops them, another --out leaves them alone"
+                "drops them, another --out keeps them"
             )
         with ThreadPoolExecutor(self.settings.readers) as pool:
             works, rows = zip(*pool.map(lambda item: self._known(item, stored), self.found.items), strict=True)
             if not all(rows):  # the plan depends on all images, those that are done included
                 works = tuple(pool.map(self._with_header, works))
         if lost := sum(work.done and bool(work.reason) and work.stat is None for work in works):
-            self.found.notes.append(f"{lost} files cannot be looked at now; the rows they had are kept")
+            self.found.notes.append(f"{lost} files cannot be accessed now; their earlier rows are kept")
         return list(works), {stored_key(work.item): row for work, row in zip(works, rows, strict=True) if row}
 
     def _known(self, item: Item, stored: dict[Key, list[Kept]]) -> tuple[Work, Kept | None]:

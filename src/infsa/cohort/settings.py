@@ -21,9 +21,9 @@ class Settings:
         embedding: ``"class"`` (the class token), ``"pooled"`` (the patch tokens, pooled as the model does it, or
             averaged if it reads its class token) or ``"both"``; by default the class token where there is one.
         maps: keep the attention map too.
-        dtype: of the model: ``"float32"``, ``"bfloat16"`` or ``"float16"``. The table is float32.
+        dtype: dtype of the model: ``"float32"``, ``"bfloat16"`` or ``"float16"``. The table is float32.
         batch_size: most images of one size at a time.
-        memory: of each worker, as ``"4GiB"`` or bytes: images that need more than half of it are streamed, within it.
+        memory: memory limit of each worker, as ``"4GiB"`` or bytes: images that need more than half of it are streamed.
             On a GPU it counts twice: of the GPU for batches, and of the host for what streams hold between passes.
         tile: side of the tiles of a streamed image.
         readers: threads of each worker that read images.

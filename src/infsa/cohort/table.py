@@ -179,15 +179,15 @@ class Store:
         """Refuse places that cannot be written or that hold something else."""
         out, hint = self.out, "--overwrite (overwrite=True) replaces it, another --out leaves it alone"
         if out.suffix != ".parquet":
-            raise ValueError(f"the table is written as .parquet, got {out.name!r}")
+            raise ValueError(f"the table must end in .parquet, got {out.name!r}")
         if out.is_dir():
-            raise ValueError(f"{out} is a folder, a file is wanted")
+            raise ValueError(f"{out} must be a file, got a folder")
         if self.parts.exists() and (not self.parts.is_dir() or (self._run() is None and self._strange())):
             raise FileExistsError(f"{self.parts} exists already and does not belong to this command")
         found = [(out, marked(out)), (self.times, marked(self.times))]
         for path, facts in found:
             if path.exists() and facts is None and not overwrite:
-                raise FileExistsError(f"{path} exists already and is no table of a cohort; {hint}")
+                raise FileExistsError(f"{path} exists already and is not a table of infsa embed; {hint}")
         others = [facts.get("meaning") for _, facts in found if facts] + [self._run()]
         for other in others:
             if other not in (None, self.meaning) and not overwrite:

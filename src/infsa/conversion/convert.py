@@ -29,8 +29,8 @@ def convert(
     """Replace the attention of a model by InfSA; every weight stays, under its name.
 
     The layers that change are those of :func:`infsa.plan_conversion`. If one of them cannot be converted exactly as
-    planned, nothing changes and the error names it; ``exclude`` keeps it as it is. Layers that are InfSA already stay
-    so: :func:`infsa.revert` them first to convert them otherwise. What only looks like attention stays too, and a
+    planned, nothing changes and the error names it; ``exclude`` keeps it as it is. Layers that are InfSA already
+    are kept: :func:`infsa.revert` them first to use other settings. What only looks like attention is kept too, and a
     warning names it.
 
     Args:

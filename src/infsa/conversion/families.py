@@ -128,4 +128,4 @@ def family_named(name: str) -> Family:
     for family in families():
         if family.name == name:
             return family
-    raise ValueError(f"no adapter is named {name!r}; have {[family.name for family in families()]}")
+    raise ValueError(f"unknown adapter {name!r}; known are {[family.name for family in families()]}")

@@ -16,7 +16,7 @@ def read_folder(folder: str | Path) -> tuple[Any, dict[str, Any], Header]:
     """The class of a folder's configuration, the fields and notes in it, and the header of all its tensors."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: give one that save_pretrained wrote; nothing is fetched")
+        raise ValueError(f"{folder} is not a folder: give one that save_pretrained wrote; nothing is downloaded")
     config, fields = read_config(folder)
     where = f"{folder / 'config.json'}"
     if not has_layers(config):
@@ -66,7 +66,7 @@ def _shards(folder: Path) -> list[str]:
     names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
     for name in names:
         if Path(name).name != name or not (folder / name).is_file() or not name.endswith(".safetensors"):
-            raise ValueError(f"{folder / INDEX} asks for {brief(name)}, which is no safetensors file of the folder")
+            raise ValueError(f"{folder / INDEX} asks for {brief(name)}, which is not a safetensors file of the folder")
     return names
 
 

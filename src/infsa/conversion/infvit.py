@@ -22,9 +22,9 @@ COMMON = ("gamma", "learn_gamma", "activation")  # of which an InfViT has one fo
 def as_infvit(model: nn.Module) -> InfViT:
     """The :class:`InfViT` that computes what a converted, plain vision transformer of timm does.
 
-    It takes images of any size and can be streamed, mapped, exported and made `fast`. Layers that were not converted
-    keep softmax. Weights are copied; rates of dropout are not. Whether both models compute the same is tried on an
-    image; a model with parts that an InfViT does not have is refused.
+    It takes images of any size and works with streaming, attention maps, export and `fast`. Layers that were not
+    converted keep softmax. Weights are copied; dropout rates are not. Both models are compared on an image; a model
+    with parts that an InfViT does not have is refused.
 
     Example:
         >>> import timm

@@ -192,7 +192,7 @@ def _find(model: nn.Module, settings: Settings) -> list[LayerPlan]:
 def _unknown(name: str, module: nn.Module) -> LayerPlan:
     """The plan for a layer with the name or the parts of attention: refused, unless it is a gate."""
     if has_parts(module) or not is_gate(module):
-        return LayerPlan(name, kind_of(module), "", "refuse", "no adapter knows this attention class")
+        return LayerPlan(name, kind_of(module), "", "refuse", "this attention class is not supported")
     return LayerPlan(name, kind_of(module), "", "keep", "it gates by a sigmoid; there is no attention between tokens")
 
 
@@ -211,7 +211,7 @@ def _guessed(model: nn.Module, known: dict[str, LayerPlan]) -> dict[str, LayerPl
         code, projections = signs_in_code(module), signs_in_names(module)
         if not code and (not projections or any(_inside(layer, name) for layer in attention)):
             continue
-        reason = f"it looks like attention that no adapter knows ({code or projections})"
+        reason = f"it looks like attention, of an unsupported class ({code or projections})"
         guesses[name] = LayerPlan(name, kind_of(module), "", "keep", reason, left=True)
         if not code:
             served.append(name)

@@ -53,7 +53,7 @@ class Settings:
         if self.level not in ("swap", "surgery"):
             raise ValueError(f"level must be 'swap' or 'surgery', got {self.level!r}")
         if self.level == "surgery" and self.variant == "pure":
-            raise ValueError("level='surgery' needs variant='linear': Pure InfSA has no pool-first form to fold into")
+            raise ValueError(f"level='surgery' (--surgery) needs variant='linear', got variant={self.variant!r}")
         check_gamma(self.gamma)
         check_activation(self.activation)
         check_eps(self.eps)

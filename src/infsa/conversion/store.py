@@ -30,7 +30,7 @@ def open_model(
         name: ``timm:NAME``, ``torchvision:NAME``, ``hf:NAME`` (a repository or a folder with a configuration); a name
             alone is timm's. Only a repository or ``pretrained`` opens a connection.
         weights: a .safetensors file, or a folder that holds ``model.safetensors``, to load.
-        pretrained: fetch the weights that the library has for the name; from Hugging Face, safetensors only.
+        pretrained: download the library's weights for the name; from Hugging Face, safetensors only.
         options: for the model's constructor; for Hugging Face, fields of the configuration.
 
     Example:
@@ -41,7 +41,7 @@ def open_model(
     if not colon:
         library, own = "timm", name
     if library not in LIBRARIES:
-        raise ValueError(f"a model is timm:NAME, torchvision:NAME or hf:NAME, got {name!r}")
+        raise ValueError(f"a model must be timm:NAME, torchvision:NAME or hf:NAME, got {name!r}")
     try:
         importlib.import_module(LIBRARIES[library])
     except ImportError as error:
@@ -129,7 +129,7 @@ def save_converted(model: nn.Module, path: str | Path, source: str = "", options
     header = {"format": "pt", "conversion": json.dumps(facts)}
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise ValueError(f"converted weights go to a .safetensors file, got {path.name!r}")
+        raise ValueError(f"the file for converted weights must end in .safetensors, got {path.name!r}")
     write_atomically(path, lambda aside: save_file(state, aside, header))
     if source:
         _warn_if_refused(path, source, json.loads(header["conversion"])["options"])
@@ -163,10 +163,10 @@ def _conversion(header: Header) -> dict[str, Any]:
 
 
 def load_converted(path: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """The model of a file of :func:`save_converted`, every tensor of the type it had.
+    """Load a model saved by :func:`save_converted`; every tensor keeps its dtype.
 
-    What the file may choose is bounded: an architecture that timm, torchvision or transformers has under that name, its
-    sizes, and the settings of its layers. Nothing is fetched. For anything else give the ``model``, unconverted: it is
+    A file may name only an architecture of timm, torchvision or transformers, its sizes, and the settings of its
+    layers. Nothing is downloaded. For anything else give the ``model``, unconverted: it is
     changed in place, and stays as it is if the file does not fit.
 
     Example:
@@ -179,7 +179,7 @@ def load_converted(path: str | Path, model: nn.Module | None = None) -> nn.Modul
     if model is None:
         source, options = facts["source"], facts["options"]
         if not source:
-            raise ValueError(f"{path} does not say which model it holds: give the model")
+            raise ValueError(f"{path} does not name its model: pass the model")
         check_source(source, options, header.where)
         model = build_as_filed(lambda: _converted(open_model(source, options=options), facts, header), header)
         return _fill(model, facts, header)

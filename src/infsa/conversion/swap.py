@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .families import LayerPlan
 
 SHARED_NORM = (
-    "masks other than padding and causal ones limit who attends to whom, but not the norm, which all share; those "
-    "under which a token is seen by one that it may not see are refused"
+    "tokens share one norm under every mask but padding and causal ones; a mask is refused if hidden tokens would leak "
+    "through that norm"
 )
 NO_PAIRS = "Linear-InfSA scores no pairs of tokens, so a relative position bias would be dropped"
 

@@ -1,4 +1,4 @@
-"""Images, labels and boxes: a procedural set, readers, and transforms that boxes follow."""
+"""Images, labels and boxes: generated sets, readers, and transforms of images with their boxes."""
 
 from . import boxes
 from .annotations import read_coco_json, read_loc_csv, read_tiny_imagenet, read_voc_xml

@@ -48,7 +48,7 @@ def _read_idx(folders: list[Path], name: str, root: str | Path) -> NDArray[np.ui
             axes = data[3]
             shape = tuple(np.frombuffer(data, ">i4", axes, 4).tolist())
             if data[:3] != b"\0\0\x08":
-                raise ValueError("it does not begin as an IDX file of bytes")
+                raise ValueError("its header is not that of an IDX file of bytes")
             return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
         except (OSError, EOFError, IndexError, ValueError) as error:
             raise ValueError(f"{file} is not a readable file of MNIST: {error}") from error

@@ -1,4 +1,4 @@
-"""Measuring what attention maps are worth: removal curves, boxes, alignment with the Perron vector."""
+"""Accuracy, and the quality of attention maps: removal curves, boxes, alignment with the Perron vector."""
 
 from ..graph.statistics import cosine, ranks, spearman
 from .accuracy import Accuracy, evaluate_model, measure_accuracy

@@ -109,7 +109,7 @@ class View:
         if side not in ("crop", "model", "native") and (isinstance(side, str) or side < 1):
             raise ValueError(f"resolution must be crop, model, native or a number of pixels, got {side!r}")
         if not model.dynamic_img_size and side not in ("crop", "model"):
-            raise ValueError(f"this model sees images of {tuple(model.patch_embed.img_size)} only, got {side!r}")
+            raise ValueError(f"this model accepts only images of {tuple(model.patch_embed.img_size)}, got {side!r}")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Image.Image]:
         """The model's input (3, h, w), and the part of the image that it shows."""
@@ -207,7 +207,7 @@ class Explanation:
 
 
 def input_size(image: tuple[int, int], patch: tuple[int, int], side: int | None = None) -> tuple[int, int]:
-    """The size (width, height) at which a model with patches (height, width) can see an image: whole, hardly bent.
+    """The size (width, height) at which a model with patches (height, width) can see a whole image, nearly undistorted.
 
     The area becomes that of a square of ``side`` pixels, or stays as it is; both sides are rounded to multiples of the
     patch.

@@ -48,12 +48,12 @@ def match_classes(model: Sequence[str] | int, data: Sequence[str]) -> Match:
         if count != len(data):
             raise ValueError(
                 f"the model has {count} classes ({few(model, 2)}), the dataset {len(data)} ({few(data, 2)}), and no "
-                "name in common: call the folders what the model calls its classes"
+                "name in common: rename the folders to the model's class names"
             )
         if all(name.isdigit() for name in data):
             return Match(list(model), in_order, [])
         note = f"the model knows {model[0]!r}, ... and the data {data[0]!r}, ...: they have no class in common"
-        return Match(list(data), in_order, [f"{note}, so both are taken in order"])
+        return Match(list(data), in_order, [f"{note}, so classes are matched in order"])
     notes = []
     if not known.all():
         strange = [name for name, is_known in zip(data, known, strict=True) if not is_known]

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short hash of a model's weights: the same weights, the same word.
+    """A short hash of a model's weights.
 
     Example:
         >>> model = infsa.evaluate.load_model("infvit_linear_tiny")
@@ -36,7 +36,7 @@ def numbers(tensor: Tensor) -> list[float]:
 
 
 class Results:
-    """Records of images in a file that is appended to and can be taken up again.
+    """Records of images in a file that is appended to, so that an interrupted run can continue.
 
     A file made with another configuration is refused, so that records never mix. A line cut off by an interruption is
     dropped.

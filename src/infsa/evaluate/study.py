@@ -34,7 +34,7 @@ def study_quality(
 ) -> Summary:
     """MoRF and LeRF under every fill, and boxes, for every subject; records go to ``out/records``.
 
-    Taken up again where it was interrupted. The result holds each run and, for each group, the mean over its runs.
+    An interrupted study continues. The result holds each run and, for each group, the mean over its runs.
     """
     if normalise == "intact" and any(removal.score == "logit" for removal in removals):
         raise ValueError("score='logit' has no fixed sign: it needs normalise='none', got 'intact'")
@@ -44,7 +44,7 @@ def study_quality(
         model, (name, dataset) = subject.load(device), data[subject.name]
         if len(dataset.classes) != model.num_classes:
             raise ValueError(
-                f"{subject.name} knows {model.num_classes} classes, {_shown(name)} has {len(dataset.classes)}: train a "
+                f"{subject.name} has {model.num_classes} classes, {_shown(name)} has {len(dataset.classes)}: train a "
                 "model on these data (infsa train), or name data with the model's classes"
             )
         patches = model.patch_embed.num_patches

@@ -61,7 +61,7 @@ def load_model(source: str | Path, device: torch.device | str = "cpu") -> InfViT
     """A model by its name, with the weights shipped for it, or from saved weights, in eval mode.
 
     The folder of a training run stands for its model; before the run has ended, for its best checkpoint. A file of
-    :func:`infsa.conversion.save_converted` counts if :func:`infsa.conversion.as_infvit` takes its model.
+    :func:`infsa.conversion.save_converted` is accepted if :func:`infsa.conversion.as_infvit` supports its model.
 
     Example:
         >>> load_model("infvit_pure_tiny").attention

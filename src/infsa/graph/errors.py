@@ -15,7 +15,7 @@ class DivergenceError(ValueError):
 
 
 class SubstochasticError(ValueError):
-    """γA is no absorbing chain: some token would leave with a negative absorption probability.
+    """γA is not an absorbing chain: some token would have a negative absorption probability.
 
     Example:
         >>> from infsa.graph import AttentionGraph, SubstochasticError

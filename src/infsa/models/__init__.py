@@ -1,4 +1,4 @@
-"""InfViT models, at home in timm. Importing this module registers them."""
+"""InfViT models. Importing this module registers them with timm."""
 
 from pathlib import Path
 from typing import Any

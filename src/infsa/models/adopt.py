@@ -65,8 +65,8 @@ def timm_weights(name: str) -> tuple[Path, Any]:
     file = _cached(config.hf_hub_id, WEIGHTS) or _downloaded(config.url) if config else None
     if file is None:
         raise FileNotFoundError(
-            f"the weights of timm:{name} are not on this disk, and nothing is fetched; "
-            f"timm.create_model({name!r}, pretrained=True) would fetch them"
+            f"the weights of timm:{name} are not on this disk, and nothing is downloaded; "
+            f"timm.create_model({name!r}, pretrained=True) downloads them"
         )
     return file, config
 
@@ -74,7 +74,7 @@ def timm_weights(name: str) -> tuple[Path, Any]:
 def adopt_hugging_face(name: str) -> Adopted:
     """The weights in a folder, or in the cache of the hub under a repository's name."""
     if not name:
-        raise ValueError("hf: wants the name of a repository or of a folder after the colon")
+        raise ValueError("hf: needs the name of a repository or folder after the colon, got none")
     folder = Path(name)
     if folder.is_dir() and not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"no {CONFIG} in {folder}")
@@ -82,8 +82,8 @@ def adopt_hugging_face(name: str) -> Adopted:
         there = _cached(name, CONFIG)
         if there is None or not (there.parent / WEIGHTS).is_file():
             raise FileNotFoundError(
-                f"no folder {name} and no {WEIGHTS} of hf:{name} on this disk, and nothing is fetched; "
-                f"huggingface-cli download {name} would fetch it"
+                f"no folder {name} and no {WEIGHTS} of hf:{name} on this disk, and nothing is downloaded; "
+                f"huggingface-cli download {name} downloads it"
             )
         folder = there.parent
     config = _json(folder / CONFIG)
@@ -94,7 +94,7 @@ def adopt_hugging_face(name: str) -> Adopted:
         data |= {"num_classes": config.get("num_classes", data.get("num_classes"))}
         return _from_timm(f"hf:{name}", config["architecture"], folder / WEIGHTS, data, config.get("model_args", {}))
     if config.get("model_type") != "vit":
-        raise ValueError(f"hf:{name} is a {config.get('model_type')} model; a plain vision transformer is wanted")
+        raise ValueError(f"hf:{name} is a {config.get('model_type')} model; accepted are plain vision transformers")
     return _from_transformers(name, folder)
 
 
@@ -144,7 +144,7 @@ def _from_timm(
     with _quiet(), _refusing(source):
         model = timm.create_model(name, pretrained=True, **given)
     if not isinstance(model, VisionTransformer):
-        raise ValueError(f"{source} is a {type(model).__name__}; a plain vision transformer is wanted")
+        raise ValueError(f"{source} is a {type(model).__name__}; accepted are plain vision transformers")
     return _adopted(source, model.eval(), folded_weights(model), timm_arguments(model, source), data_facts(data))
 
 

@@ -63,9 +63,9 @@ def export_model(
     kind = _format(path, format)
     _check_place(path, kind, overwrite)
     if kind == "safetensors" and (fixed or size is not None):
-        raise ValueError("fixed sizes are for onnx and pt2; safetensors hold weights for any size")
+        raise ValueError("fixed=True is for onnx and pt2; safetensors hold weights for any size")
     if size is not None and not fixed:
-        raise ValueError(f"size={size} is for fixed=True; otherwise images of any size are taken")
+        raise ValueError(f"size={size} needs fixed=True; otherwise images of any size are accepted")
     _check_packages(kind, model)
     model = model.eval()
     sides = (size, size) if size is not None else tuple(model.patch_embed.img_size)
@@ -93,7 +93,7 @@ def _format(path: Path, format: str | None) -> str:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
     by_name = ENDINGS.get(path.suffix.lower())
     if format is None and by_name is None:
-        raise ValueError(f"a path ends in .onnx or .pt2, or is a folder without an ending, got {path.name!r}")
+        raise ValueError(f"the path must end in .onnx or .pt2, or be a folder without an ending, got {path.name!r}")
     if format is not None and by_name not in (None, format) and by_name != "safetensors":
         raise ValueError(f"the ending of {path.name} asks for {by_name}, got format={format!r}")
     return format or str(by_name)
@@ -104,13 +104,13 @@ def _check_place(path: Path, kind: str, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent}")
     if path.is_dir() and kind != "safetensors":
-        raise ValueError(f"{kind} is one file, and {path} is a folder")
+        raise ValueError(f"{kind} is one file, got the folder {path}")
     if path.is_file() and kind == "safetensors":
-        raise ValueError(f"safetensors go into a folder, and {path} is a file")
+        raise ValueError(f"safetensors are saved in a folder, got the file {path}")
     if path.is_dir() and any(path.iterdir()) and not (path / "model.safetensors").is_file():
-        raise FileExistsError(f"{path} holds other files than a saved model")
+        raise FileExistsError(f"{path} holds files that are not of a saved model")
     if path.exists() and not overwrite and (path.is_file() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is there already; overwrite it with --overwrite (overwrite=True)")
+        raise FileExistsError(f"{path} exists already; replace it with --overwrite (overwrite=True)")
 
 
 def _check_packages(kind: str, model: InfViT) -> None:
@@ -121,7 +121,7 @@ def _check_packages(kind: str, model: InfViT) -> None:
         raise ImportError(f"ONNX needs the package {missing[0]}: pip install '.[export]' in a checkout")
     needed = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if needed > ONNX_LIMIT:
-        raise ValueError(f"an ONNX file holds at most 2 GiB, and this model has {needed / 2**30:.1f}; take pt2")
+        raise ValueError(f"an ONNX file holds at most 2 GiB, and this model has {needed / 2**30:.1f}; use pt2")
 
 
 def _images(batch: int, model: InfViT, height: int, width: int) -> Tensor:

@@ -137,10 +137,10 @@ class InfViT(TimmInterface):
 
         Args:
             scheme: ``"normal"``: truncated normal (σ = 0.02) for linear layers and positions. ``"xavier"``: uniform
-                Xavier weights for the linear layers of the blocks, of queries, keys and values each by themselves.
+                Xavier weights for the linear layers of the blocks, of queries, keys and values separately.
                 ``"preserving"``: the same, and the output projection of every attention times √N. The mean of N
                 unrelated tokens is √N times smaller than a token; this makes up for it, with the N of ``img_size``.
-                Mechanisms always reset what is their own.
+                Mechanisms always reset their own parameters.
         """
         check_choice("scheme", scheme, WEIGHT_INITS)
         reset_submodules(self)

@@ -45,7 +45,7 @@ def fast(
             fails, a warning says so and such calls run eagerly.
         graphs: replay short inputs (up to 65,536 tokens of width 1024 a batch) as CUDA graphs; at most 64 are kept.
         chunk: tokens per MLP call without gradients. The default fills whole waves of tiles on GPUs with 132
-            processors.
+            multiprocessors.
         fp8: run the MLPs' products in 8 bits, with a scale per row; inference only.
 
     Example:
@@ -181,7 +181,7 @@ class FastInfViT(nn.Module):
             return self.model.classify(x, self.model.grid_of(images), patch_mask, _Steps(self))
 
     def warm_up(self, *sizes: int | tuple[int, int], batch: int = 1) -> dict[str, float]:
-        """Compile and load the kernels, and capture the graphs of image sizes to come, default the model's own.
+        """Compile and load the kernels, and capture the graphs of the given image sizes, by default the model's own.
 
         Kernels are compiled at the first call, for all sizes and batches to come, and kept on disk by Triton. Returns
         ``seconds``, what it took, and ``graphs`` and ``graph_bytes`` of :meth:`graph_memory`.

@@ -64,7 +64,7 @@ def check_inside(file: Path, folder: Path) -> None:
     place, home = file.resolve().parent, folder.resolve()
     cached = home.parent.name == "snapshots" and place == home.parent.parent / "blobs"
     if home != place and home not in place.parents and not cached:
-        raise ValueError(f"{file} is a link out of its folder: give the file that it leads to")
+        raise ValueError(f"{file} links to a file outside its folder: give that file instead")
 
 
 def read_saved(path: str | Path) -> tuple[Header, dict[str, Any]]:

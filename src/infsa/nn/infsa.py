@@ -340,7 +340,7 @@ class LinearInfSA(InfSALayer):
         )
 
     def projections(self) -> tuple[Projection, Projection | None, Projection] | None:
-        """Weight and bias of queries, keys (None: the queries) and values; None if a module is no plain one."""
+        """Weight and bias of queries, keys (None: the queries) and values; None if a module is not a plain Linear."""
         scored = [self.q] if self.k is None else [self.q, self.k]
         if not plain_layers(*scored) or type(self.v) is not nn.Linear:
             return None

@@ -84,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: H; must divide ``embed_dim``.
         variant: ``"pure"`` or ``"linear"`` (queries and keys keep their own projections: untied heads).
         norm: ``variant="pure"`` only. ``"row"`` divides the weights of a query by their own norm, so that no output
-            depends on another query: safe in every role, under every mask, and for steps with keys kept from before.
+            depends on another query: safe in self- and cross-attention, under any mask, and with cached keys.
             ``"frobenius"`` is the paper's norm, which all queries of a call share. ``"auto"`` takes the paper's norm
             in self-attention, refusing masks against which it would leak, and the row norm everywhere else.
         pool_queries: ``variant="linear"`` only: allow cross-attention. Every query of a call then enters every output.
@@ -122,7 +122,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_variant(variant, norm, pool_queries, chunk_size)
         for name in ("add_bias_kv", "add_zero_attn"):
             if torch_arguments.get(name):
-                raise ValueError(f"{name}=True is not supported: it stands for softmax's need of a sink")
+                raise ValueError(f"{name}=True is not supported: it adds a key that only softmax needs")
         check_count(num_heads, "num_heads")
         if embed_dim % num_heads:
             raise ValueError(f"num_heads must divide embed_dim={embed_dim}, got {num_heads}")
@@ -165,7 +165,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         In self-attention padded keys are padded queries too. In cross-attention every
         query is real unless ``query_padding_mask`` (B, L), True for padding, says otherwise. ``query_causal`` says of
         cross-attention whether queries may know only those before them: if True, row i is divided by the norm of the
-        rows up to i; None stands for not known.
+        rows up to i; None: unknown.
         """
         if query.is_nested:
             if query is not key or key is not value or key_padding_mask is not None or attn_mask is not None:
@@ -235,7 +235,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not torch.compiler.is_compiling() and is_part(query, key):
             raise ValueError(
                 f"the queries {shape_of(query)} are a part of the keys {shape_of(key)}: build the module with "
-                "norm='row' for steps with keys kept from before, norm='frobenius' for tokens that pool the others"
+                "norm='row' for decoding with cached keys, norm='frobenius' for tokens that pool the others"
             )
         return "row"
 

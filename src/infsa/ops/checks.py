@@ -157,7 +157,7 @@ def refuse_second_derivatives(*operators: str) -> None:
     """Let the backward passes of custom operators say who can be differentiated twice."""
 
     def refuse(*_: Any) -> None:
-        raise RuntimeError("this implementation is differentiated once; impl='reference' can be differentiated twice")
+        raise RuntimeError("this implementation has no second derivatives; impl='reference' has")
 
     for operator in operators:
         torch.library.register_autograd(operator, refuse)

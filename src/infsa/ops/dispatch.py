@@ -1,7 +1,7 @@
 """The one place that chooses an implementation, and can say why.
 
 An ``impl`` given by name is honoured or refused in one line, never replaced. ``"auto"`` takes the first implementation
-of an operator that can do the call: GPU kernels, then tiles in plain PyTorch, then the equations as written.
+of an operator that supports the call: GPU kernels, then tiles in plain PyTorch, then the equations as written.
 """
 
 import copy
@@ -61,7 +61,7 @@ def explain_dispatch(attention: Callable[..., Any], *inputs: Any, impl: str | No
     Example:
         >>> q = torch.randn(1, 4, 64, 16)
         >>> print(infsa.ops.explain_dispatch(infsa.pure_attention, q, q, q, is_causal=True))
-        pure: chunked (the first that can do the call)
+        pure: chunked (the first that supports the call)
           not triton: needs tensors on a CUDA device, got cpu
           not reference: chunked comes first
     """
@@ -228,7 +228,7 @@ def _choose(operator: str, impl: str, cannot: Reason, avoided: Reason) -> str:
         rejected = {name: cannot(name) or avoided(name) or f"{chosen} comes first" for name in others}
         if impl != "auto":
             rejected = dict.fromkeys(others, f"impl={chosen!r} was asked for")
-        how = "the first that can do the call" if impl == "auto" else "asked for"
+        how = "the first that supports the call" if impl == "auto" else "requested"
         raise _Answer(Dispatch(operator, chosen, how, rejected))
     return chosen
 

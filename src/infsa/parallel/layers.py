@@ -19,7 +19,7 @@ class ShardedLinearInfSA(LinearInfSA):
     def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j over the tokens of all ranks, each of which projects what it pooled before it sends it."""
         if is_causal:
-            raise ValueError("is_causal=True is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
+            raise ValueError("is_causal=True is supported over several ranks for Pure InfSA only, not for Linear-InfSA")
         x = zero_padding(x, key_mask)
         q, k = self._project(x)
         pooled = central_pool(
@@ -57,11 +57,11 @@ class ShardedPureInfSA(PureInfSA):
     ) -> Tensor:
         """The heads before the output projection for x (B, N, D), N this rank's tokens, which may be none."""
         if attn_mask is not None:
-            raise ValueError("attn_mask is not offered over ranks; key_mask and is_causal are")
+            raise ValueError("attn_mask is not supported over several ranks; key_mask and is_causal are")
         if self.norm != "frobenius":
-            raise ValueError(f"only norm='frobenius' is offered over ranks, got norm={self.norm!r}")
+            raise ValueError(f"only norm='frobenius' is supported over several ranks, got norm={self.norm!r}")
         if self.training and self.dropout > 0:
-            raise ValueError(f"dropout on attention weights is not offered over ranks, got {self.dropout}")
+            raise ValueError(f"dropout on attention weights is not supported over several ranks, got {self.dropout}")
         q, k, v = self._project(zero_padding(x, key_mask))
         z = pure_attention(
             q,
@@ -104,9 +104,9 @@ SHARDED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def shard_layers(module: nn.Module, group: Group) -> nn.Module:
-    """Let every InfSA layer inside a module of your own meet the tokens of the other ranks; changes it in place.
+    """Make every InfSA layer inside your own module attend to the tokens of all ranks; changes it in place.
 
-    Everything else must treat tokens one by one. Parameters and their names stay. For an InfViT, whose positions and
+    Other layers must process tokens independently. Parameters and their names stay. For an InfViT, whose positions and
     pooling depend on the whole image, use :func:`infsa.parallel.shard_model`.
     """
     layers = [layer for layer in module.modules() if type(layer) in (LinearInfSA, PureInfSA)]
@@ -120,9 +120,9 @@ def shard_each(layers: list[nn.Module], ranks: Ranks) -> None:
     """Give each layer its sharded class, after all have been checked."""
     for layer in layers:
         if layer.impl not in ("auto", "chunked"):
-            raise ValueError(f"impl must be 'auto' or 'chunked' over ranks, got {layer.impl!r}")
+            raise ValueError(f"impl must be 'auto' or 'chunked' over several ranks, got {layer.impl!r}")
         if getattr(layer, "hops", 1) == float("inf"):
-            raise ValueError("hops=inf is not offered over ranks; a finite number of hops is")
+            raise ValueError("hops=inf is not supported over several ranks; a finite number of hops is")
     for layer in layers:
         layer.ranks = ranks  # type: ignore[assignment]
         layer.__class__ = SHARDED[type(layer)]  # as torch's fully_shard does: hooks, names and parameters stay

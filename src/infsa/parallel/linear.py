@@ -38,7 +38,7 @@ def central_pool(
     check_shards(q, k)
     scoring.check(q, k)
     if scoring.causal is not None:
-        raise ValueError(f"causal={scoring.causal!r} is not offered for Linear-InfSA over ranks; for Pure InfSA it is")
+        raise ValueError(f"causal={scoring.causal!r} is not supported for Linear-InfSA over several ranks")
     q, k, values, _, query_mask = mask_tokens(q, k, values, key_mask, query_mask)
     blocks = _blocks(ranks, q, query_mask, scoring.queries) if scoring.queries > 1 else None
     return pool_by_sums(q, k, values, blocks, scoring, ranks.add, project)

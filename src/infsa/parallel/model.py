@@ -20,7 +20,7 @@ class ShardedInfViT(InfViT):
     """:class:`infsa.models.InfViT` on this rank's strip of an image; made by :func:`shard_model`.
 
     Every rank calls it with its own strip (B, C, height, W), in rank order from the top, and receives the logits of
-    the whole image. Prefix tokens live on rank 0.
+    the whole image. Class and register tokens are on rank 0.
     """
 
     ranks: Ranks

@@ -62,7 +62,7 @@ def pure_attention(
     check_activation(activation)
     check_eps(eps)
     if hops == math.inf:
-        raise ValueError("hops=inf is not offered over ranks; a finite number of hops is")
+        raise ValueError("hops=inf is not supported over several ranks; a finite number of hops is")
     check_count(hops, "hops")
     if q.shape[2] != k.shape[2] and (is_causal or hops > 1):
         raise ValueError(f"causal attention and hops need as many queries as keys, got {q.shape[2]} and {k.shape[2]}")

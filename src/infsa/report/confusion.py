@@ -54,7 +54,7 @@ def draw_confusion(found: "Accuracy", path: str | Path) -> None:
         for (row, column), count in np.ndenumerate(part):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    axes.set(xlabel="taken for", ylabel="true class", title=f"{found.images:,} images, {found.top1:.1%} right")
+    axes.set(xlabel="predicted class", ylabel="true class", title=f"{found.images:,} images, {found.top1:.1%} correct")
     write_atomically(Path(path), lambda aside: figure.savefig(aside, dpi=130))
 
 

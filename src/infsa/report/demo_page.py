@@ -70,7 +70,7 @@ def maps_section(models: Models) -> Section:
         "What the models see, and where they look",
         f"{len(models.images)} photographs that come with Python packages, three models, one map each.",
         "Bright patches weigh most in the last layer. Below each map: the class that the model prefers and how sure it "
-        "is. The models know 50 classes and see about 64 × 64 pixels; most of these photographs show none of the 50: "
+        "is. The models have 50 classes and see about 64 × 64 pixels; most of these photographs show none of the 50: "
         "the answer is the most similar class (a launching rocket looks much like a fountain).",
         galleries,
         [Table(["photograph", *models.areas], rows)],

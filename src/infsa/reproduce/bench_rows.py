@@ -52,7 +52,7 @@ def joules(row: Row) -> float:
     """A row's measured energy per image."""
     energy = row.get("energy") or {}
     if not energy.get("source"):
-        raise Unavailable("needs its energy (infsa bench --energy)")
+        raise Unavailable("needs measured energy (infsa bench --energy)")
     return float(energy["joules_per_image"])
 
 

@@ -90,6 +90,6 @@ def training_cost() -> list[Claim]:
               same_as=forward),
         Claim("evaluation", "value", said["evaluation_flops"], partial(total, said["evaluation_images"]), "FLOPs",
               5e12, same_as=forward),
-        Claim("59 GFLOPs are owing to 64 heads", "statement", 1, by_heads),
+        Claim("64 heads cause the 59 GFLOPs", "statement", 1, by_heads),
         Claim("Linear 4L needs more FLOPs than ViT-B/16 at 224², fewer beyond about 512²", "statement", 1, crossover),
     ]  # fmt: skip

@@ -174,12 +174,12 @@ def page(ledger: Ledger) -> str:
         "".join(f"{place}. {rule}\n" for place, rule in enumerate(ledger["rule"], start=1)),
         "## Conditions\n",
         "4L: 4 layers of 64 heads; 24L: 24 of 16. Pure, Linear: the paper's InfViT; softmax (unfused): its Standard "
-        "ViT. Differences: in points. ±: standard error; –: not given. Percentages beside verdicts: of the paper's "
-        "effect, from 200% on as multiples.\n",
+        "ViT. Here: our conditions. Differences: in points. ±: standard error; –: not given. Percentages beside "
+        "verdicts: of the paper's effect, from 200% as multiples.\n",
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
-        "Without verdicts.\n",
+        "Our checks.\n",
         compact(Table(["check", "ours", "detail"], beyond)),
         f"infsa {facts['infsa']}, torch {facts['torch']}.\n",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What attention maps are worth: removal, boxes, consistency, alignment with the Perron vector."""
+"""Quality of attention maps: removal, boxes, consistency, alignment with the Perron vector."""
 
 import math
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from .sources import Sources
 
 EXACT = 1e-12  # relative difference of two ways to compute the same in float64
 GAMMA, TOKENS, LAYERS, DRAWS = 0.7, 32, 24, 50
-SETTING = f"float64, {DRAWS} random matrices of {TOKENS} tokens"
+SETTING = f"float64, {DRAWS} random matrices of {TOKENS} tokens; S_L=ΣγˡZ⁽ˡ⁾; F updates a"
 EPS = 1e-6  # the paper's
 
 
@@ -178,7 +178,7 @@ def fixed_point(sources: Sources) -> Reading:
             a = (q @ (a @ q)).relu()
             a = a / a.sum()
         iterated = max(iterated, float((a - exact).abs().sum()))
-    detail = f"l1 norm; {iterated:.1e} with the last α"
+    detail = f"l1 norm; {iterated:.1e} with α = last a"
     return Reading(worst, 0.0, SETTING, detail, same=True)
 
 

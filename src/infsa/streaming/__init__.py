@@ -1,4 +1,4 @@
-"""Images larger than memory: exact streaming of Linear InfViT, forward and backward, and any-time estimates."""
+"""Images larger than memory: exact streaming of Linear InfViT, forward and backward, and estimates from some tiles."""
 
 from .backward import BackwardResult, stream_backward
 from .engine import Progress

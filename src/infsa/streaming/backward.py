@@ -58,15 +58,15 @@ def stream_backward(
     Args:
         model: see :func:`infsa.stream`; parameters that need no gradient are left alone.
         source: the image; :func:`open_source` chooses a series, a page or bands of one.
-        loss: of logits (1, classes), a scalar.
-        tile: side of the tiles in pixels; what autograd holds grows with its square. Without it 256 on a CPU, and on a
-            GPU as much as half of its memory takes, up to 65,536 tokens of width 1024.
-        strategy: ``"recompute"`` carries every tile from its pixels up again in each pass; ``"spill"`` keeps the tokens
+        loss: function of logits (1, classes) that returns a scalar.
+        tile: side of the tiles in pixels; what autograd holds grows with its square. By default 256 on a CPU, and on a
+            GPU as large as half of its memory allows, up to 65,536 tokens of width 1024.
+        strategy: ``"recompute"`` computes every tile from its pixels again in each pass; ``"spill"`` keeps the tokens
             of every layer and works on one block at a time; ``"auto"`` spills if that fits.
-        memory: all that the process may hold.
-        device_memory: all that may be held on the GPU.
+        memory: memory limit of the process.
+        device_memory: memory limit on the GPU.
         scratch: folder for spilled tokens that do not fit in memory.
-        level: of a pyramid.
+        level: pyramid level.
         progress: called after every tile.
 
     Example:

@@ -48,17 +48,17 @@ def estimate(
 ) -> Estimate:
     """Estimate the logits from a share of the tiles; a share of 1 gives the exact answer and an interval of width 0.
 
-    Larger shares of the same seed contain the tiles of smaller ones. The intervals lean on at least 10 tiles.
+    Larger shares of the same seed contain the tiles of smaller ones. Intervals need at least 10 tiles.
 
     Args:
         model: see :func:`infsa.stream`, as for ``source``, ``tile``, ``memory``, ``level`` and ``progress``.
         source: the image; :func:`open_source` chooses a series, a page or bands of one.
-        share: of the tiles, in (0, 1].
+        share: share of the tiles, in (0, 1].
         tile: side in pixels; the smaller, the more there are to draw from.
-        confidence: of each interval, in (0, 1).
-        seed: of the draw.
-        memory: all that the process may hold.
-        level: of a pyramid.
+        confidence: confidence of each interval, in (0, 1).
+        seed: seed of the draw.
+        memory: memory limit of the process.
+        level: pyramid level.
         progress: called after every tile.
     """
     if not 0 < share <= 1:

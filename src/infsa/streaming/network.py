@@ -240,12 +240,12 @@ def check_model(model: nn.Module) -> None:
             )
         for module in (block, block.attn):
             if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
-                raise ValueError("streaming takes blocks and their attention apart: hooks and replaced forwards of "
+                raise ValueError("streaming does not call whole blocks: hooks and replaced forwards of "
                                  f"{type(module).__name__} would not run; remove them")  # fmt: skip
     if model.readout == "series" and model.arguments["learn_gamma"]:
         raise ValueError("streaming with readout='series' needs a fixed gamma, got learn_gamma=True")
     if model.global_pool == "":
-        raise ValueError("streaming needs a global_pool, got '': dense features are read region by region")
+        raise ValueError("streaming needs a global_pool, got '': result.region reads dense features")
     for name, module in model.named_modules():
         rate = getattr(module, "p", None) if isinstance(module, nn.Dropout) else getattr(module, "drop_prob", None)
         if module.training and rate:

@@ -18,10 +18,10 @@ def open_npy(path: Path) -> Source:
         try:
             shape, in_columns, dtype = _header(file)
         except Exception as error:  # a damaged header raises almost anything from inside numpy's parser
-            raise ValueError(f"{path}: no .npy file: {one_line(error)}") from error
+            raise ValueError(f"{path}: not a .npy file: {one_line(error)}") from error
         offset, found = file.tell(), path.stat().st_size
     if dtype.hasobject:
-        raise ValueError(f"{path}: Python objects inside, which are never unpickled; pixels are uint8 or uint16")
+        raise ValueError(f"{path}: holds Python objects, which are never unpickled; pixels must be uint8 or uint16")
     expected = offset + math.prod(shape) * dtype.itemsize
     if found != expected:
         kind = "cut off" if found < expected else "longer than its header says"

@@ -46,23 +46,23 @@ def check_outputs(
         check_place(state, image)
     if regions is not None:
         if regions.suffix.lower() != ".geojson":
-            raise ValueError(f"regions are written as .geojson, got {regions.name}")
+            raise ValueError(f"regions must end in .geojson, got {regions.name}")
         check_place(regions, image)
         refuse_existing(regions, "a file of regions", _is_regions, overwrite)
     overview = None if map is None else map.with_suffix(".png")
     named = [place.resolve() for place in (map, overview, code, state, regions) if place is not None]
     for place in named:
         if named.count(place) > 1:
-            raise ValueError(f"{place} is named for two results")
+            raise ValueError(f"{place} is given for two results")
 
 
 def check_place(path: Path, image: str) -> None:
     """Refuse a file that could not be written or that would replace the image."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, a file is wanted")
+        raise ValueError(f"{path} must be a file, got a folder")
     _check_not_image(path, image)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path.parent} cannot be written to")
@@ -80,7 +80,7 @@ def _check_not_image(path: Path, image: str) -> None:
 def check_map_path(path: Path, image: str, overwrite: bool = False) -> None:
     """Refuse a place where no map can be written, or where it or its overview would replace something else."""
     if path.suffix not in (".tif", ".tiff", ".zarr"):
-        raise ValueError(f"a map is written as .tif, .tiff or .zarr, got {path.name}")
+        raise ValueError(f"a map must end in .tif, .tiff or .zarr, got {path.name}")
     overview = path.with_suffix(".png")
     if path.suffix == ".zarr" and path.is_dir():
         _check_not_image(path, image)

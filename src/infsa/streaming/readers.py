@@ -50,7 +50,7 @@ def open_file(path: Path, level: int = 0, series: int | None = None, page: int |
     if suffix == ".npy":
         return open_npy(path)
     known = (".npy", *STRIPS, *TIFFS, ".zarr", *SLIDES)
-    raise ValueError(f"{path}: unknown kind of image; known: {' '.join(known)}")
+    raise ValueError(f"{path}: unknown image format; known: {' '.join(known)}")
 
 
 def _check_file(path: Path) -> None:
@@ -60,7 +60,7 @@ def _check_file(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.is_file():
-        raise ValueError(f"{path}: no regular file")
+        raise ValueError(f"{path}: not a regular file")
     path.open("rb").close()
 
 

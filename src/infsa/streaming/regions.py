@@ -60,7 +60,7 @@ class Region:
 
 
 def find_regions(map: NDArray[Any], placement: Placement, share: float = SHARE, count: int = COUNT) -> list[Region]:
-    """The hottest regions of a map (h, w).
+    """The regions of highest attention in a map (h, w).
 
     The patches with the highest values that together hold ``share`` of the map's sum are hot; patches as high as the
     lowest of them are hot too, patches of value 0 never. Hot patches that share an edge form a region; cold patches

@@ -104,29 +104,29 @@ def stream(
         strategy: ``"recompute"`` keeps no tokens and starts from the pixels in every pass; ``"spill"`` keeps them
             between passes, in the GPU's memory, then in that of the host, then in a file under ``scratch``;
             ``"auto"`` keeps what fits.
-        memory: all that the process may hold, as ``"2GiB"`` or bytes; a limit that is too small is refused, with how
-            much is needed. Without it, what it holds now and half of what the machine has left.
-        device_memory: the same for the GPU. Without it, four fifths of what is free there.
+        memory: limit of the process, as ``"2GiB"`` or bytes; one that is too small is refused, with the amount needed.
+            By default what is in use now, plus half of what is free.
+        device_memory: the same for the GPU; by default four fifths of what is free.
         scratch: folder for spilled tokens that do not fit in memory.
         order: the numbers of all tiles in the order to visit them; row by row if not given. Tiles are numbered row by
             row.
-        level: of a pyramid; 0 is the largest.
-        series: of a TIFF with several images, as in :func:`infsa.streaming.open_source`, like the next two.
-        page: of a series, a GIF or a WebP.
+        level: pyramid level; 0 is the largest.
+        series: image of a TIFF with several, as in :func:`infsa.streaming.open_source`, like the next two.
+        page: page of a series, or frame of a GIF or WebP.
         bands: the channels to take, counted from 0; all if not given.
         on_error: ``"raise"``, or ``"skip"`` to mask tiles out that cannot be read, as ``patch_mask`` would.
         map: True for an attention map in memory, a path for a file with an overview beside it: ``.ome.tif`` for
             viewers, ``.tif`` or ``.zarr``.
-        layer: of the map, from the end if negative.
-        head: of the map; None for the mean over heads.
-        regions: a ``.geojson`` file for the hottest regions of the map, which is then held in memory.
-        region_share: what the hot patches hold of the map, as in :func:`infsa.streaming.find_regions`.
-        region_count: most regions.
+        layer: layer of the map; negative counts from the end.
+        head: head of the map; None for the mean over heads.
+        regions: a ``.geojson`` file for the map's regions of highest attention; the map is then held in memory.
+        region_share: share of the map's sum inside the regions, as in :func:`infsa.streaming.find_regions`.
+        region_count: maximum number of regions.
         code: a ``.safetensors`` file for the scene code.
         overwrite: let the map, the regions and the code replace files of other kinds.
-        state: a file from which a killed stream goes on, to the same bits; removed when all results are written. If
-            it cannot be written, a warning says so and the stream goes on.
-        save_every: least seconds between two savings of it.
+        state: a checkpoint file from which an interrupted stream continues, bit-equal; removed when all results are
+            written. If it cannot be written, a warning says so and the stream continues.
+        save_every: minimum seconds between saves of ``state``.
         progress: called after every tile with a :class:`infsa.streaming.Progress`.
         group: processes that share the image: a process group, or one dimension of a device mesh. Each reads its own
             tiles, strip by strip, and adds its sums to those of the others after every pass; all receive the same
@@ -268,10 +268,10 @@ def check_ranks(group: "Group", network: Network, on_error: str, state: str | Pa
     ranks = Ranks.of(group)
     if state is not None or on_error != "raise":
         given = f"on_error={on_error!r}" if state is None else f"state={str(state)!r}"
-        raise ValueError(f"a group goes without {given}: one process knows only its own tiles")
+        raise ValueError(f"group cannot be combined with {given}: one process knows only its own tiles")
     everyone = ranks.exchange([*network.tiling.size, *network.tiling.step])
     if any(facts != everyone[0] for facts in everyone):
-        raise ValueError(f"all ranks must cut the same image alike, got height, width and tile in patches {everyone}")
+        raise ValueError(f"all ranks must use the same image size and tiles, got (in patches) {everyone}")
     if len(network.tiling) < ranks.size:
         raise ValueError(f"{ranks.size} ranks need a tile each, got {len(network.tiling)}: make tiles smaller")
     return ranks

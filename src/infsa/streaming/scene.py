@@ -22,7 +22,7 @@ SIZE = {"size": some(whole(1, 1 << 40), 2, 2)}  # what the file of a code says b
 
 @dataclass
 class SceneCode:
-    """One row per layer, which every token adds to itself, and the central queries and sums behind it.
+    """The pooled row of every layer, which is added to all tokens, with the central queries and sums behind it.
 
     ``rows[l]`` is (R, m, D): R = 1 image, m = ``queries`` of the model. With the pixels of a region the rows give the
     region's dense features exactly, as if the whole image were in memory.
@@ -100,14 +100,14 @@ class SceneCode:
         tensors, facts = read_tensors(Path(path))
         permitted(facts, SIZE, str(path))
         if "size" not in facts or "rows.0" not in tensors:
-            raise ValueError(f"{path} is no scene code")
+            raise ValueError(f"{path} is not a scene code")
         return cls.of_tensors(tensors, (facts["size"][0], facts["size"][1]), torch.device(device))
 
 
 def check_code_path(path: Path, overwrite: bool = False) -> None:
     """Refuse another ending than .safetensors, and to replace a file that is no scene code unless that is asked for."""
     if path.suffix != ".safetensors":
-        raise ValueError(f"a scene code is written as .safetensors, got {path.name}")
+        raise ValueError(f"a scene code must end in .safetensors, got {path.name}")
     if path.exists() and not overwrite and "size" not in read_facts(path):
         raise FileExistsError(f"{path} exists already and is not a scene code; overwrite=True replaces it")
 

@@ -179,7 +179,7 @@ class Colours:
             raise ValueError(f"{source.name} has {source.channels} channels{self._hint(source)}")
         if not source.model_input and len(self.mean) not in (1, self.wanted):
             raise ValueError(
-                f"the model takes {self.wanted} channels and knows the mean of {len(self.mean)}: "
+                f"the model takes {self.wanted} channels and has means of {len(self.mean)}: "
                 "pass normalised model input instead"
             )
 

@@ -68,7 +68,7 @@ class StateFile:
         tensors, facts = read_tensors(self.path)
         permitted(facts, FACTS, str(self.path))
         if facts.get("fingerprint") != self._mark or facts.keys() != FACTS.keys():
-            raise ValueError(f"{self.path} belongs to another image, model or tiling; remove it to start again")
+            raise ValueError(f"{self.path} belongs to another image, model or tile size; remove it to start again")
         tiles = len(engine.network.tiling)
         for number, _ in facts["skipped"]:
             if not 0 <= number < tiles:

@@ -18,7 +18,7 @@ def open_zarr(source: Any, name: str, level: int = 0) -> Source:
         try:
             source = zarr.open(str(source), mode="r")
         except (ValueError, OSError, KeyError, TypeError) as error:
-            raise ValueError(f"{name} is no Zarr array or group: {one_line(error)}") from error
+            raise ValueError(f"{name} is not a Zarr array or group: {one_line(error)}") from error
     if isinstance(source, zarr.Group):
         return _open_image(source, name, level)
     if level:

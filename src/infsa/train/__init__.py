@@ -1,4 +1,4 @@
-"""Training: recipes, a Lightning engine, and checkpoints that survive anything."""
+"""Training: recipes, a Lightning engine, and checkpoints that survive crashes."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

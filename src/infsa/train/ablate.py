@@ -89,7 +89,7 @@ def vary(recipe: Recipe, point: Point) -> Recipe:
             options["attention_options"] = {**options.get("attention_options", {}), name: value}
         else:
             raise ValueError(
-                f"{word!r} is neither a field of the recipe (the seed aside) nor an argument of the model or attention"
+                f"{word!r} is neither a field of the recipe (other than seed) nor an argument of the model or attention"
             )
     return replace(recipe.override(changes), model_options=options)
 

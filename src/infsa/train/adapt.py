@@ -68,7 +68,7 @@ class Adapter:
         saved = self._saved() if resume and list_checkpoints(self.out / "checkpoints") else None
         if saved is None:
             if list_checkpoints(self.out / "checkpoints"):
-                raise ValueError(f"{self.out} already holds a run: resume it, or choose another folder")
+                raise ValueError(f"{self.out} already holds a run: resume it (--resume), or choose another folder")
             self._measure("original", self.original)
             self._measure("converted", self.converted)
         else:
@@ -95,7 +95,7 @@ class Adapter:
             if name not in FREE and before.get(name, value) != value:
                 raise ValueError(f"the run was started with {name}={before[name]!r}, got {value!r}")
         if facts["settings"] != self.settings:
-            raise ValueError("the run was started with a model that was converted otherwise")
+            raise ValueError("the run was started with a model that was converted with other settings")
         return tensors, facts
 
     def _stream(self, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -53,14 +53,14 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     except (SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path.name} is damaged: {error}") from error
     if not isinstance(facts, dict):
-        raise DamagedCheckpoint(f"{path.name} is damaged: its facts are no table")
+        raise DamagedCheckpoint(f"{path.name} is damaged: its metadata is not a JSON object")
     if _digest(tensors, header["facts"]) != header.get("digest"):
         raise DamagedCheckpoint(f"{path.name} is damaged: its digest does not match")
     return tensors, facts
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, Tensors, dict[str, Any], list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with those newer than it."""
+    """The newest intact checkpoint, and what was wrong with those newer than it."""
     damage: list[str] = []
     for path in list_checkpoints(folder):
         try:
@@ -68,7 +68,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path, Tensors, dict[str, Any], list
         except DamagedCheckpoint as error:
             damage.append(str(error))
     if damage:
-        raise ValueError(f"no checkpoint in {folder} is whole: {'; '.join(damage)}")
+        raise ValueError(f"no checkpoint in {folder} is intact: {'; '.join(damage)}")
     raise ValueError(f"{folder} holds no checkpoint to resume from")
 
 

@@ -38,7 +38,7 @@ def open_splits(recipe: Recipe, logs: Path | None = None) -> tuple[ImageDataset,
         whole = _open(recipe.data, "train", recipe, options, logs)
         if recipe.val_share:
             if not isinstance(whole, SkippingDataset):
-                raise ValueError(f"{recipe.data} has a validation split of its own: leave val_share out")
+                raise ValueError(f"{recipe.data} has a validation split of its own: omit val_share")
             log = None if logs is None else SkipLog(skip_log(logs, "val"))
             return hold_out(whole, recipe.val_share, recipe.seed, log)
         if not recipe.val_data and "length" in options:

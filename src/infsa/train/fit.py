@@ -88,7 +88,7 @@ def train(
 
     saved = saved_state(recipe, out, tell) if resume else None
     if not resume and list_checkpoints(out / "checkpoints"):
-        raise ValueError(f"{out} already holds a run: resume it, or choose another folder")
+        raise ValueError(f"{out} already holds a run: resume it (--resume), or choose another folder")
     train_set, val_set = open_splits(recipe, out)
     for note in notes_on_data(train_set, val_set, recipe):
         tell(note)
@@ -182,7 +182,8 @@ def machine_options(recipe: Recipe) -> dict[str, Any]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"  # MPS has to be asked for
     if device == "cuda" and torch.cuda.device_count() < devices:
-        raise ValueError(f"devices must be at most the {torch.cuda.device_count()} GPUs of this machine, got {devices}")
+        found = torch.cuda.device_count()
+        raise ValueError(f"device='cuda' with devices={devices} needs {devices} GPUs, this machine has {found}")
     if device == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device='mps' is not available on this machine")
     if device != "cuda" and recipe.precision == "16-mixed":

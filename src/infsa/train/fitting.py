@@ -30,7 +30,7 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
 
     if recipe.image_size != base.image_size and recipe.image_size > 0 and base.image_size:
         resize = round(recipe.image_size * base.val_resize / base.image_size)
-        change("val_resize", resize, f"in proportion to the size {recipe.image_size}")
+        change("val_resize", resize, f"in proportion to image_size {recipe.image_size}")
     if recipe.warmup_epochs >= recipe.epochs > 0:
         change("warmup_epochs", recipe.epochs / 10, "a tenth of the epochs")
     for name, value in DRAWN.items() if recipe.data.partition(":")[0] in ANSWERS_OF_PLACE else ():
@@ -40,10 +40,10 @@ def fitted(recipe: Recipe, base: Recipe, fixed: Collection[str]) -> tuple[Recipe
         reasons = {"hue jitter": hue, "RandAugment": recipe.randaugment > 0}
         reasons |= {recipe.interpolation: recipe.interpolation not in ("", "bilinear", "bicubic", "nearest")}
         for reason in (name for name, wanted in reasons.items() if wanted):
-            change("loader", "workers", f"the other has no {reason}")
+            change("loader", "workers", f"loader='resident' has no {reason}")
     gpu = recipe.device in ("auto", "cuda") and torch.cuda.is_available()
     if not gpu and recipe.precision != "32-true":
-        change("precision", "32-true", "without a GPU the others are slow or missing")
+        change("precision", "32-true", "other precisions are slow or missing without a GPU")
     elif gpu and recipe.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
         change("precision", "16-mixed", "this GPU has no bfloat16")
     elif recipe.strategy == "fsdp" and recipe.precision == "16-mixed":

@@ -101,7 +101,7 @@ def _from_path(path: Path) -> Start:
 def _from_checkpoint(file: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Start:
     """The weights of a checkpoint of ``infsa train``, averaged ones if it has them."""
     if "recipe" not in facts:
-        raise ValueError(f"{file} is no checkpoint of infsa train")
+        raise ValueError(f"{file} is not a checkpoint of infsa train")
     recipe = Recipe().override(facts["recipe"])
     weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
@@ -125,7 +125,7 @@ def completed(recipe: Recipe, run: Path | None = None) -> Recipe:
     """The recipe with its empty fields filled: from the checkpoint of the ``run`` that continues, or from ``init``."""
     empty = [name for name in OPEN if not getattr(recipe, name)]
     if not recipe.init and (needed := [name for name in empty if name not in COLOURS]):
-        raise ValueError(f"{needed[0]} is empty: set it, or init, whose weights it would follow")
+        raise ValueError(f"{needed[0]} is empty: set it, or set init to take it from those weights")
     if not recipe.init or not empty:
         return recipe
     if run is not None and list_checkpoints(run / "checkpoints"):  # the weights of init may be gone
@@ -140,7 +140,7 @@ def _fitted(recipe: Recipe, start: Start) -> Recipe:
     changes: dict[str, Any] = {}
     if not recipe.model:
         if not start.arguments:
-            raise ValueError(f"{recipe.init} does not say which model it belongs to: name it with model")
+            raise ValueError(f"{recipe.init} does not name its model: set model")
         changes |= {"model": start.model, "model_options": _options(start) | recipe.model_options}
     size = recipe.image_size or _square(start)
     crop, view = start.data.get("crop_pct") or 1.0, start.data.get("interpolation")
@@ -165,7 +165,9 @@ def _square(start: Start) -> int:
     size = start.arguments.get("img_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ValueError(f"{start.source} was made for images of {height} × {width}; give the side of a square as size")
+        raise ValueError(
+            f"{start.source} was made for images of {height} × {width}: set image_size, the side of a square"
+        )
     return height
 
 
@@ -203,5 +205,5 @@ def load_start(model: InfViT, recipe: Recipe, classes: int | Sequence[str]) -> s
         head = f"its classifier of {count} classes"
     else:
         head = f"a new classifier: {len(wanted)} classes instead of {count}" + (f", {len(kept)} known" if kept else "")
-    stem = f", and a new stem: {model.stem!r} takes no weights of another" if new_stem else ""
+    stem = f", and a new stem: the weights have another one than {model.stem!r}" if new_stem else ""
     return f"starting from {recipe.init} at {recipe.image_size} px, with {head}{stem}"

@@ -5,6 +5,7 @@ run all have the same form, so a saved recipe can be read back and run again.
 """
 
 import dataclasses
+import difflib
 import json
 import math
 import tomllib
@@ -46,7 +47,7 @@ class Recipe:
     lr_final: float = 0.0  # learning rate at the end of the cosine schedule
     layer_decay: float = 1.0  # learning rate of a block relative to the next one; 1: equal for all
     warmup_epochs: float = 10.0  # epochs of linear warm-up from 0
-    weight_decay: float = 2.5e-2  # weight decay, not of biases, norms, tokens and positions
+    weight_decay: float = 2.5e-2  # weight decay; none for biases, norms, tokens and positions
     beta2: float = 0.999  # second beta of Adam-like optimisers
     clip_norm: float = 0.0  # gradient clipping by norm; 0: off
     ema: float = 0.0  # decay of the weight average that is validated and exported; 0: off
@@ -157,7 +158,9 @@ class Recipe:
             if name in self.model_options:
                 raise ValueError(f"model_options may not set {name}: it follows from the recipe's field {field!r}")
         for name in sorted(self.model_options.keys() - ARGUMENTS.keys()):
-            raise ValueError(f"model_options do not fit {self.model}: InfViT takes no argument {name!r}")
+            near = difflib.get_close_matches(name, ARGUMENTS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"model_options do not fit {self.model}: InfViT takes no argument {name!r}{hint}")
         if self.val_data and self.val_share:
             raise ValueError(f"val_data={self.val_data!r} and val_share={self.val_share} exclude each other: give one")
         if self.val_resize < self.image_size:

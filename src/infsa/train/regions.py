@@ -95,7 +95,7 @@ class Regions(L.Callback):
     def _avoided(self, model: Any) -> str | None:
         """Why it is not even tried."""
         if self.choice == "auto" and self.total < PAYS:
-            return f"{self.total} steps are too few for it to pay; --compile on compiles"
+            return f"{self.total} steps are too few for compiling to pay off; --compile on forces it"
         if self.recipe.strategy == "fsdp":
             return "strategy fsdp gathers the weights of each block in a hook"
         if getattr(model, "readout", "last") != "last":

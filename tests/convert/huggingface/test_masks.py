@@ -184,7 +184,7 @@ def test_linear_refuses_a_mask_over_pairs():
 
 def test_a_model_of_an_unknown_class_is_refused():
     config = hf.MPNetConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
-    with pytest.raises(ValueError, match=r"encoder.layer.0.attention.attn .*no adapter knows"):
+    with pytest.raises(ValueError, match=r"encoder.layer.0.attention.attn .*this attention class is not supported"):
         infsa.convert(hf.MPNetModel(config))
 
 

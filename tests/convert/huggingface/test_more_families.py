@@ -275,7 +275,7 @@ def test_linear_or_the_reason_why_not(name):
 def test_the_registry_alone_refuses_a_window_shift():
     model = build_more("swin")
     model.set_attn_implementation("infsa_pure")
-    with pytest.raises(ValueError, match=r"SwinAttention: what a window shift keeps apart .*infsa.convert"):
+    with pytest.raises(ValueError, match=r"SwinAttention: the mask of a window shift .*infsa.convert"):
         model(**call_more("swin", model))
 
 

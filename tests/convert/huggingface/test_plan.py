@@ -102,7 +102,7 @@ def test_the_registry_alone_refuses_what_needs_conversion():
         hf.PersimmonConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4),
         attn_implementation="infsa_pure",
     )
-    with pytest.raises(ValueError, match=r"PersimmonAttention: no adapter knows"):
+    with pytest.raises(ValueError, match=r"PersimmonAttention: this attention class is not supported"):
         unknown(torch.arange(3, 9)[None])
 
 

@@ -75,5 +75,5 @@ def test_masked_keys_have_no_weight(name):
 
 
 def test_soft_refuses_masks():
-    with pytest.raises(ValueError, match=r"^soft cannot honour key_mask: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"^soft does not support key_mask: [^\n]+$"):
         build("soft")(tokens(batch=3), BASE, key_mask=scattered())

@@ -82,7 +82,7 @@ def read_call(
     traits, decay = traits_of(module) or Traits(), getattr(module, "decay", None)
     role = role_of(module, options.pop("is_causal", None))
     if variant == "pure" and traits.shift and "infsa_shift" not in options:
-        raise ValueError(f"{name}: what a window shift keeps apart is hidden in its bias: use infsa.convert(model)")
+        raise ValueError(f"{name}: the mask of a window shift is part of its bias: use infsa.convert(model)")
     bias = options.pop("position_bias", None) if variant == "pure" and traits.bias_beside else None
     for option in FOREIGN:
         if options.get(option) is not None:
@@ -126,7 +126,9 @@ def settings_of(module: nn.Module, variant: Variant) -> Settings:
         saved = getattr(module.config, "infsa", None) or {"layers": {"": {"variant": variant}}, "partial": False}
         ways = {tuple(fields.items()) for fields in saved["layers"].values()}
         if saved["partial"] or len(ways) > 1 or ("learn_gamma", True) in min(ways):
-            raise ValueError(f"{name_of(module)}: saved with layers converted apart or γ learned: use load_converted")
+            raise ValueError(
+                f"{name_of(module)}: saved with layers converted separately or with learned γ: use load_converted"
+            )
         settings = _settings(min(ways))
     if settings.variant != variant:
         raise ValueError(f"{name_of(module)}: converted as {settings.variant!r}, called as {variant!r}")

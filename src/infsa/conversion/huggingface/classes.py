@@ -102,9 +102,9 @@ INSIDE = ("SamVisionAttention", "SamVisionSdpaAttention", "Swinv2SelfAttention")
 
 REFUSED = {  # classes whose scores InfSA cannot take, and why
     "GptOssAttention": "attention sinks: a learned score without a token, which only softmax can share weight with",
-    "BloomAttention": "it adds its linear position bias inside its own softmax and asks no registry",
-    "MptAttention": "it adds its linear position bias inside its own softmax and asks no registry",
-    "FalconAttention": "it scores inside its own forward pass, with or without a position bias, and asks no registry",
+    "BloomAttention": "it adds its linear position bias inside its own softmax and does not use the attention registry",
+    "MptAttention": "it adds its linear position bias inside its own softmax and does not use the attention registry",
+    "FalconAttention": "it scores inside its own forward pass and does not use the attention registry",
     "DisentangledSelfAttention": "its scores are sums over content and positions, made inside its own forward pass",
     "LongformerSelfAttention": "its scores are bands of a matrix that is never made: there is no norm of all of them",
     "BigBirdBlockSparseAttention": "its scores are random blocks of a matrix: there is no norm of all of them",

@@ -19,7 +19,7 @@ def role_of(module: nn.Module, is_causal: bool | None = None) -> Role:
     """What a layer does in a call; ``is_causal`` is the call's own word, where it has one."""
     traits = traits_of(module)
     if traits is None:
-        raise ValueError(f"{name_of(module)}: no adapter knows this attention class; known: {sorted(CLASSES)}")
+        raise ValueError(f"{name_of(module)}: this attention class is not supported; supported: {sorted(CLASSES)}")
     role = traits.role(module)
     if is_causal is None or "cross" in role:
         return role
@@ -76,7 +76,7 @@ def masks_of(module: nn.Module, role: Role) -> str:
 def refusal(module: nn.Module, role: Role, settings: Settings) -> str:
     """Why a layer cannot become what the settings ask for; empty if it can."""
     if settings.level == "surgery":
-        return "level='surgery' is not offered for transformers: its layers project before the registry is asked"
+        return "level='surgery' is not supported for transformers: its layers project before InfSA is called"
     traits = traits_of(module) or Traits()
     cap = getattr(module, traits.cap, None) if traits.cap else None
     if cap is not None:
@@ -104,7 +104,7 @@ def lost_by(module: Any, role: Role, norm: str, settings: Settings) -> tuple[str
     if "causal" in role and shared:
         lost.append("part of the gradient of a step that continues a cache: the norm of earlier tokens is a constant")
     if role == "self" and shared and window_of(module) is not None:
-        lost.append("the window's reach: it limits who attends to whom, but not the norm, which all tokens share")
+        lost.append("the window's reach: it removes edges, but all tokens still share one norm")
     if role == "causal" and settings.variant == "linear":
         lost.append(f"the last tokens: a token sees the chunks of {settings.chunk_size} before its own, not its own")
         lost.append("output_attentions: chunk-causal Linear-InfSA has no weights per token, so such calls are refused")

@@ -54,7 +54,7 @@ def infsa_mask(
         require(
             (pairs[..., 1:, 1:] == pairs[..., :-1, :-1]).all(),  # it depends on the distance alone
             "InfSA keeps causal masks and windows; packed sequences and composed masks would share one norm; "
-            "norm='row' takes them",
+            "norm='row' supports them",
         )
     return mask
 

@@ -91,5 +91,5 @@ def facts_inside(module: Any, settings: Settings) -> tuple[dict[str, Any], str] 
         "lost": (ONE_NORM, PADDED) if shifted and settings.norm != "row" else (PADDED,),
     }
     if settings.level == "surgery":
-        return facts, "level='surgery' is not offered for transformers"
+        return facts, "level='surgery' is not supported for transformers"
     return facts, NO_PAIRS if settings.variant == "linear" and biased else ""

@@ -167,7 +167,7 @@ class Attention(nn.Module):
             )
         check_token_mask(key_mask, "key_mask", x.shape[0], x.shape[1], x.device)
         if key_mask is not None and self.no_mask:
-            raise ValueError(f"{self.name} cannot honour key_mask: {self.no_mask}")
+            raise ValueError(f"{self.name} does not support key_mask: {self.no_mask}")
         return Layout((grid[0], grid[1]), num_prefix, key_mask)
 
 

@@ -83,12 +83,12 @@ def linear_attention(
         activation: φ, one of ``"relu"``, ``"gelu"`` (exact), ``"abs"``.
         key_mask: boolean (B, Nk), True for real tokens. There is no mask over pairs of tokens.
         query_mask: boolean (B, Nq); defaults to ``key_mask`` when Nq = Nk.
-        iterations: how often the keys are scored; before each further time q̄ ← Σ a_j q_j.
+        iterations: how often the keys are scored; between two times q̄ ← Σ a_j q_j.
         queries: m central queries. Token i belongs to block ⌊i·m/N⌋, whose energies form its q̄, and receives
             what that q̄ pools. i and N count real tokens.
         causal: ``"chunk"``: keys of a chunk are scored with the q̄ of the chunks up to it, and its tokens
             receive what the chunks before it pooled (the first chunk receives 0). Chunks count real tokens.
-            Nothing else is offered: exact causality is not O(N) here.
+            Exact causality is not O(N) here and not supported.
         chunk_size: tokens per chunk.
         eps: ε.
         impl: ``"reference"`` (as written), ``"chunked"`` (recomputes in the backward pass) or ``"auto"``.
@@ -96,7 +96,7 @@ def linear_attention(
 
     Returns:
         (B, H, 1, dv), which broadcasts over the tokens; (B, H, Nq, dv) if ``queries > 1`` or causal, with
-        zero rows for masked queries. In the type of q; sums are kept in float32 (float64 for float64).
+        zero rows for masked queries. In the dtype of q; sums are kept in float32 (float64 for float64).
 
     Example:
         >>> q = k = v = torch.randn(1, 64, 65536, 16)

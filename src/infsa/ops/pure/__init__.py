@@ -60,12 +60,12 @@ def pure_attention(
         dropout_p: dropout on Â, applied whenever it is > 0; only with ``hops=1``.
         impl: ``"reference"`` (dense, N² memory), ``"chunked"`` (memory linear in N, no double backward),
             ``"triton"`` (the same in GPU kernels; no ``attn_mask``, dropout, ``hops=inf`` or float64, widths up to
-            128) or ``"auto"``: the kernels where they can do the call, on a GPU; the
+            128) or ``"auto"``: the kernels where they support the call, on a GPU; the
             reference for export, ``torch.func``, forward-mode derivatives, and ``hops=inf`` up to 512 tokens; else
             chunked. Only the reference can be differentiated twice.
 
     Returns:
-        (B, H, Nq, dv), in the type of q. Sums are kept in float32 (float64 for float64 input).
+        (B, H, Nq, dv), in the dtype of q. Sums are kept in float32 (float64 for float64 input).
 
     Example:
         >>> q = k = v = torch.randn(1, 8, 1024, 64)

@@ -87,10 +87,10 @@ class PrefixRows:
 
 
 class PureDecodeState:
-    """Keys, values and one running ΣR² per batch row and head: all that causal Pure InfSA remembers.
+    """The state of causal Pure InfSA: keys, values and one running ΣR² per batch row and head.
 
-    Feeding a sequence in steps of any size equals ``pure_attention(..., is_causal=True)`` over the whole, with either
-    norm; for ``norm="row"`` it remembers which keys are real instead of ΣR².
+    Feeding a sequence in steps of any size equals ``pure_attention(..., is_causal=True)`` over the whole sequence, with
+    either norm; for ``norm="row"`` it keeps which keys are real instead of ΣR².
     For inference: the outputs carry no gradient.
 
     Example:
