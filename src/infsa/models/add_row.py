@@ -52,8 +52,8 @@ def add_row_kernel(
     y = tl.where(known, y - mean, 0.0)
     scale = tl.rsqrt(tl.sum(y * y, 0) / DIM + eps)
     if KEPT:
-        tl.store(mean_ptr + token, rounded(mean, mean_ptr.dtype.element_ty))
-        tl.store(scale_ptr + token, rounded(scale, scale_ptr.dtype.element_ty))
+        tl.store(mean_ptr + token, mean)
+        tl.store(scale_ptr + token, scale)
     gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
     tl.store(normal_ptr + spot, rounded(y * scale * gain + shift, normal_ptr.dtype.element_ty), mask=known)
@@ -65,8 +65,7 @@ class AddRow:
     def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, biased: bool) -> None:
         batch, n, dim = shape
         self.size, self.options = (batch * n, dim), {"dtype": dtype, "device": device}
-        exact = dtype if device.type == "cpu" else torch.float32  # what torch's LayerNorm reads on the way back
-        self.moments = {"dtype": exact, "device": device}
+        self.moments = {"dtype": torch.float32, "device": device}
         sizes = {
             "DIM": dim,
             "BLOCK": triton.next_power_of_2(dim),

@@ -37,14 +37,13 @@ MLP = {
 ATTENTION = {"q": nn.Linear, "v": nn.Linear, "proj": nn.Linear, "decay": Decay}
 KINDS = (*PARTS.values(), *MLP.values(), *ATTENTION.values())
 PARTS_OF, MLP_OF, ATTENTION_OF = (itemgetter(*names) for names in (PARTS, MLP, ATTENTION))
-LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 GELU_BACKWARD = torch.ops.aten.gelu_backward.grad_input
 
 MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what they have read, and more would be held
 PLANS = 512  # kinds of calls whose launches are kept
 
 Tensors = Sequence[Any]  # x and the parameters, γ after the first eight; None for those that a block does not have
-READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 10, 11, 15)  # of the parameters: what kernels read, or read the product with
+READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15)  # of the parameters: what kernels read, or read the product with
 
 
 class Options(NamedTuple):
@@ -63,6 +62,7 @@ class Plan(NamedTuple):
 
     attention: Any
     add_row: Any
+    norm_gradient: Any
 
 
 def run_whole(block: Any, x: Tensor) -> Tensor | None:
@@ -115,20 +115,22 @@ def _plan_of(
         return None
     if dispatch.misfit(((Tensor, dtype, device, shape), *kinds), False, heads) is not None or dim > WIDEST:
         return None
-    query, query_bias, key, key_bias, value, value_bias, out, gain, shift, bias = shapes
+    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias = shapes
     assert query is not None and value is not None  # noqa: PT018
     widest = max(query[0], value[0]) // heads
     if dtype not in dispatch.KERNEL_DTYPES or widest > dispatch.LARGEST_WIDTH:
         return None
-    if (out, gain, shift) != ((dim, value[0]), (dim,), (dim,)) or bias not in (None, (dim,)):
+    if out != (dim, value[0]) or gains != [(dim,)] * 3 or bias not in (None, (dim,)):
         return None
     from ..ops.linear.plan import Kind, plan_of  # needs Triton
     from .add_row import AddRow
+    from .norm_gradient import NormGradient
 
     biased = (query_bias if key is None else key_bias) is not None, value_bias is not None
     decay = options.gamma if learned is None else None
     kind = Kind(shape, dtype, device, heads, query[0], value[0], *biased, False, options.activation, options.eps, decay)
-    return Plan(plan_of(kind), AddRow(shape, dtype, device, options.norms[1], bias is not None))
+    add_row = AddRow(shape, dtype, device, options.norms[1], bias is not None)
+    return Plan(plan_of(kind), add_row, NormGradient(shape, dtype, device))
 
 
 def _made_of(block: Any) -> tuple[tuple[Any, ...], Tensor | None, Options] | None:
@@ -184,15 +186,14 @@ def _forward(plan: Plan, options: Options, tensors: Tensors, learning: bool) -> 
 def _backward(
     plan: Plan, options: Options, tensors: Tensors, kept: Tensors, sums: Tensors, grad: Tensor, wants: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients of the tensors, as far as wanted."""
+    """The gradients of the tensors; what is not wanted is left out where that saves a launch."""
     from ..ops.linear import fused
 
-    x, gain1, shift1, *projections, gain2, shift2, wide, _, narrow, _ = tensors
-    *projections, out, _ = projections
+    x, gain1, _, *projections, out, _, gain2, _, wide, _, narrow, _ = tensors
     normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active = kept
     found: list[Tensor | None] = [None] * len(wants)
     shape, grad = x.shape, grad.contiguous()
-    width, flat = shape[2:], grad.view(-1, shape[2])
+    flat = grad.view(-1, shape[2])
     found[16:18] = _product_gradients(flat, active, wants[16:18])
     if not any(wants[:16]):
         return found
@@ -201,23 +202,20 @@ def _backward(
     found[14:16] = _product_gradients(on_hidden, inner, wants[14:16])
     if not any(wants[:14]):
         return found
-    pulled, mask = torch.mm(on_hidden, wide), [any(wants[:12]), wants[12], wants[13]]
+    pulled = torch.mm(on_hidden, wide)
     del on_hidden
-    on_y, *found[12:14] = LAYER_NORM_BACKWARD(pulled, y, width, mean2, scale2, gain2, shift2, mask)
+    on_y, on_row, on_bias, *found[12:14] = plan.norm_gradient(pulled, y, flat, mean2, scale2, gain2)
     if not any(wants[:12]):
         return found
-    on_y = on_y.add_(flat).view(shape)
-    on_row = on_y.sum(1)
-    found[10:12] = _product_gradients(on_row, values, wants[10:12])
+    found[10] = torch.mm(on_row.t(), values) if wants[10] else None
+    found[11] = on_bias
     if not any(wants[:10]):
         return found
     on_values = torch.mm(on_row, out).view(shape[0], options.heads, 1, -1)
     asked = (any(wants[:3]), *wants[3:10])
     on_normal, *found[3:10] = fused.backward(plan.attention, (normal, *projections), None, sums, on_values, asked)
-    if not any(wants[:3]):
-        return found
-    on_x, *found[1:3] = LAYER_NORM_BACKWARD(on_normal, x, width, mean1, scale1, gain1, shift1, list(wants[:3]))
-    found[0] = on_x.add_(on_y) if wants[0] else None
+    if any(wants[:3]):
+        found[0], _, _, *found[1:3] = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found
 
 
@@ -258,7 +256,8 @@ class _Whole(torch.autograd.Function):
         if followed(grad):
             return *_plain_gradients(ctx.options, tensors, grad, wants), None, None
         with on_device(grad), autocast_off(grad):
-            return *_backward(ctx.plan, ctx.options, tensors, kept, sums, grad, wants[:18]), None, None
+            found = _backward(ctx.plan, ctx.options, tensors, kept, sums, grad, wants[:18])
+        return *(y if wanted else None for y, wanted in zip(found, wants, strict=False)), None, None
 
 
 def _plain_gradients(options: Options, tensors: Tensors, grad: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:
