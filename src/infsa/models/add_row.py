@@ -62,16 +62,11 @@ def add_row_kernel(
 class AddRow:
     """x + row + bias and LN(x + row) of tokens x (B, N, D), whose row (B, D) belongs to all tokens of an image."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, biased: bool) -> None:
+    def __init__(self, shape: torch.Size, device: torch.device, eps: float, biased: bool) -> None:
         batch, n, dim = shape
-        self.size, self.options = (batch * n, dim), {"dtype": dtype, "device": device}
-        self.moments = {"dtype": torch.float32, "device": device}
-        sizes = {
-            "DIM": dim,
-            "BLOCK": triton.next_power_of_2(dim),
-            "BIASED": biased,
-            "num_warps": 4 if dim <= 2048 else 8,
-        }
+        self.size = (batch * n, dim)
+        warps = 4 if dim <= 2048 else 8
+        sizes = {"DIM": dim, "BLOCK": triton.next_power_of_2(dim), "BIASED": biased, "num_warps": warps}
         self.launches = [
             Launch(add_row_kernel, (batch * n,), (n, eps), sizes | {"KEPT": kept}, device) for kept in (False, True)
         ]
@@ -80,11 +75,10 @@ class AddRow:
         self, x: Tensor, row: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, kept: bool
     ) -> tuple[Any, ...]:
         """Both (B · N, D); y = x + row, and mean and 1/σ of its rows, if they are to be kept."""
-        out, normal = torch.empty(self.size, **self.options), torch.empty(self.size, **self.options)
-        y = mean = scale = None
+        out, normal = row.new_empty(*self.size), row.new_empty(*self.size)
+        y = mean = scale = x  # stand for what is not written
         if kept:
-            y = torch.empty(self.size, **self.options)
-            mean, scale = torch.empty(self.size[0], **self.moments), torch.empty(self.size[0], **self.moments)
-        given = (x, row, x if bias is None else bias, gain, shift, out, normal)
-        self.launches[kept](*given, *((y, mean, scale) if kept else (x, x, x)))
-        return out, normal, y, mean, scale
+            y, mean = row.new_empty(*self.size), row.new_empty(self.size[0], dtype=torch.float32)
+            scale = torch.empty_like(mean)
+        self.launches[kept](x, row, x if bias is None else bias, gain, shift, out, normal, y, mean, scale)
+        return (out, normal, y, mean, scale) if kept else (out, normal, None, None, None)

@@ -97,8 +97,8 @@ def sum_kernel(
     SPANS: tl.constexpr,
 ):
     """The three sums over all spans; before them, by programs of their own, the last one of each image."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    image, known = tl.program_id(1), column < DIM
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    image, known = tl.program_id(0), column < DIM
     if image < items:
         row = added_up(sums_ptr + 2 * DIM, image * splits, (image + 1) * splits, column, DIM, COLUMNS, SPANS)
         spot = on_row_ptr + wide(image) * DIM + column
@@ -121,8 +121,8 @@ def warps_for(numbers: int) -> int:
 class NormGradient:
     """The pulls on x, gain and shift of LN(x), for tokens x of one shape (B, N, D)."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-        (batch, n, dim), self.shape, self.like = shape, shape, {"dtype": dtype, "device": device}
+    def __init__(self, shape: torch.Size, device: torch.device) -> None:
+        (batch, n, dim), self.shape = shape, shape
         block = triton.next_power_of_2(dim)
         tokens = min(LEAST, max(1, NUMBERS // block))
         splits, span = spans_of(n, PROGRAMS // batch, LEAST)
@@ -130,13 +130,13 @@ class NormGradient:
         sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps_for(tokens * block)}
         self.tokens = Launch(token_kernel, (batch * splits,), (n, splits, span), sizes, device)
         blocks, sizes = triton.cdiv(dim, COLUMNS), {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
-        self.rows = Launch(sum_kernel, (blocks, batch + 1), (batch, splits), sizes, device)
+        self.rows = Launch(sum_kernel, (batch + 1, blocks), (batch, splits), sizes, device)
 
     def __call__(
         self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor
     ) -> tuple[Tensor, ...]:
         """The pull on x plus ``added``, the sums of that over each image (B, D) and over all, on gain and on shift."""
-        out, sums = torch.empty_like(pull), torch.empty(self.sums, dtype=torch.float32, device=pull.device)
+        out, sums = torch.empty_like(pull), pull.new_empty(self.sums, dtype=torch.float32)
         self.tokens(pull, x, added, mean, scale, gain, out, sums)
         on_gain, on_shift, on_all = torch.empty_like(gain), torch.empty_like(gain), torch.empty_like(gain)
         on_row = pull.new_empty(self.shape[0], self.shape[2])

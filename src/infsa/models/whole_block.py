@@ -129,8 +129,8 @@ def _plan_of(
     biased = (query_bias if key is None else key_bias) is not None, value_bias is not None
     decay = options.gamma if learned is None else None
     kind = Kind(shape, dtype, device, heads, query[0], value[0], *biased, False, options.activation, options.eps, decay)
-    add_row = AddRow(shape, dtype, device, options.norms[1], bias is not None)
-    return Plan(plan_of(kind), add_row, NormGradient(shape, dtype, device))
+    add_row = AddRow(shape, device, options.norms[1], bias is not None)
+    return Plan(plan_of(kind), add_row, NormGradient(shape, device))
 
 
 def _made_of(block: Any) -> tuple[tuple[Any, ...], Tensor | None, Options] | None:

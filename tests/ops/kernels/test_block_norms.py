@@ -33,7 +33,7 @@ def test_row_and_norm(shape, dtype, biased):
     batch, _, dim = shape
     x, row = drawn(1, *shape, dtype=dtype), drawn(2, batch, dim, dtype=dtype)
     bias, gain, shift = (drawn(seed, dim, dtype=dtype) for seed in (3, 4, 5))
-    add_row = AddRow(torch.Size(shape), dtype, x.device, EPS, biased)
+    add_row = AddRow(torch.Size(shape), x.device, EPS, biased)
     found = add_row(x, row, bias if biased else None, gain, shift, True)
     out, normal, y, mean, scale = found
     exact = x.double() + row.double()[:, None]
@@ -60,7 +60,7 @@ def test_gradients(shape, dtype):
     on_x, on_gain, on_shift = torch.autograd.grad(normal, leaves, pull.double())
     mean = x.float().mean(2).flatten()
     scale = (x.float().var(2, correction=0) + EPS).rsqrt().flatten()
-    gradient = NormGradient(torch.Size(shape), dtype, x.device)
+    gradient = NormGradient(torch.Size(shape), x.device)
     found = gradient(pull, x, added, mean, scale, gain)
     on_x = on_x + added.double()
     expected = on_x, on_x.sum(1), on_x.sum((0, 1)), on_gain, on_shift
