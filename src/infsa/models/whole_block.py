@@ -4,7 +4,9 @@ Short inputs wait for the host. The modules of a block are ten calls, each of wh
 autograd follows one, and what it runs both ways are the same products and kernels in the same order.
 """
 
+import functools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ..ops.dispatch import choose_linear, fused_limit, untouched
+from ..nn.decay import Decay
+from ..ops import dispatch
 from ..ops.dtypes import FEW_TOKENS
 from ..ops.linear.projected import plain_values
-from ..ops.tracing import followed, transformed
+from ..ops.tracing import exporting, followed, transformed
+from ..ops.triton.layout import on_device
+from .kernels import WIDEST
 
-KINDS = {  # of the modules that a block may be made of, by name
-    "norm1": nn.LayerNorm, "drop": nn.Dropout, "drop_path1": DropPath, "norm2": nn.LayerNorm, "mlp": Mlp,
-    "drop_path2": DropPath,
+PARTS = {  # the modules that a block may be made of, by name
+    "norm1": nn.LayerNorm, "drop": nn.Dropout, "drop_path1": DropPath, "norm2": nn.LayerNorm, "drop_path2": DropPath,
 }  # fmt: skip
 MLP = {
     "fc1": nn.Linear,
@@ -30,13 +34,16 @@ MLP = {
     "fc2": nn.Linear,
     "drop2": nn.Dropout,
 }
-ATTENTION = {"q": nn.Linear, "v": nn.Linear, "proj": nn.Linear}
-LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
+ATTENTION = {"q": nn.Linear, "v": nn.Linear, "proj": nn.Linear, "decay": Decay}
+KINDS = (*PARTS.values(), *MLP.values(), *ATTENTION.values())
+PARTS_OF, MLP_OF, ATTENTION_OF = (itemgetter(*names) for names in (PARTS, MLP, ATTENTION))
 GELU_BACKWARD = torch.ops.aten.gelu_backward.grad_input
 
 MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what they have read, and more would be held
+PLANS = 512  # kinds of calls whose launches are kept
 
-Tensors = Sequence[Any]  # x, then what ``_parameters`` returns; None for those that a block does not have
+Tensors = Sequence[Any]  # x and the parameters, γ after the first eight; None for those that a block does not have
+READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15)  # of the parameters: what kernels read, or read the product with
 
 
 class Options(NamedTuple):
@@ -50,142 +57,171 @@ class Options(NamedTuple):
     gamma: float  # where it is no tensor
 
 
+class Plan(NamedTuple):
+    """The launches for one kind of call."""
+
+    attention: Any
+    add_row: Any
+    norm_gradient: Any
+
+
 def run_whole(block: Any, x: Tensor) -> Tensor | None:
     """What a block of Linear-InfSA makes of all its tokens x (B, N, D); None where its modules are to be called."""
-    if (
-        type(x) is not Tensor
-        or torch.is_autocast_enabled(x.device.type)
-        or is_in_torch_dispatch_mode()
-        or transformed()
-    ):
+    shape, dtype, device = x.shape, x.dtype, x.device
+    if type(x) is not Tensor or torch.is_autocast_enabled(device.type) or is_in_torch_dispatch_mode():
         return None
-    made = None if x.shape[1] <= FEW_TOKENS and x.dtype != torch.float32 else _made_of(block)
+    if transformed() or exporting() or (shape[1] <= FEW_TOKENS and dtype != torch.float32):
+        return None
+    if not dispatch.kernels_wanted(block.attn.impl, device, dispatch.INTERPRETED, "fused"):
+        return None
+    made = _made_of(block)
     if made is None:
         return None
-    tensors, options, impl = made
-    learning = torch.is_grad_enabled() and (x.requires_grad or any(y is not None and y.requires_grad for y in tensors))
-    alike = all(y is None or (type(y) is nn.Parameter and y.dtype is x.dtype) for y in (*tensors[:8], *tensors[9:]))
-    if not alike or not (learning or x.numel() <= MOST):
+    own, gamma, options = made
+    learning = torch.is_grad_enabled()
+    if learning:
+        learning = x.requires_grad or any(y is not None and y.requires_grad for y in (*own, gamma))
+    if not (learning or x.numel() <= MOST):
         return None
-    gamma, projections = options.gamma if tensors[8] is None else tensors[8], tensors[2:8]
-    chosen = choose_linear(impl, x, lambda: fused_limit(x, projections, options.heads, gamma, {}))
-    if chosen != "fused":
+    if any(y is not None and (type(y) is not nn.Parameter or y.dtype is not dtype) for y in own):
         return None
-    from ..ops.linear import fused  # needs Triton
-
-    given = (x.contiguous(), *tensors)
-    sizes = (options.heads, options.activation, options.eps, options.gamma)
-    plan = fused.plan_for((x, *projections, tensors[8]), None, *sizes)
+    read = tuple([None if y is None else (y.shape, y.device, y.is_contiguous()) for y in READ(own)])
+    learned = None if gamma is None else (type(gamma), gamma.device)
+    plan = _plan_of(shape, dtype, device, read, learned, options)
+    if plan is None:
+        return None
+    given = (x.contiguous(), *own[:8], gamma, *own[8:])
     if learning:
         found: Tensor = _Whole.apply(*given, plan, options)
         return found
-    with fused.on_device(x):
-        found, *_ = _forward(plan, options, given)
-    return found
+    with on_device(x):
+        return _forward(plan, options, given, False)[0]
 
 
-def _made_of(block: Any) -> tuple[tuple[Any, ...], Options, str] | None:
-    """A block's tensors and options and its implementation, if it is made of nothing but plain modules."""
+@functools.lru_cache(PLANS)
+def _plan_of(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    read: tuple[Any, ...],
+    learned: tuple[Any, ...] | None,
+    options: Options,
+) -> Plan | None:
+    """The launches of a call; None where kernels cannot do it. ``read`` says what their weights are, not which."""
+    dim, heads = shape[2], options.heads
+    shapes = [None if kind is None else kind[0] for kind in read]
+    kinds = [None if y is None else (nn.Parameter, dtype, device, y) for y in shapes[:6]]
+    if any(kind is not None and kind[1:] != (device, True) for kind in read) or learned not in (None, (Tensor, device)):
+        return None
+    if dispatch.misfit(((Tensor, dtype, device, shape), *kinds), False, heads) is not None or dim > WIDEST:
+        return None
+    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias = shapes
+    assert query is not None and value is not None  # noqa: PT018
+    widest = max(query[0], value[0]) // heads
+    if dtype not in dispatch.KERNEL_DTYPES or widest > dispatch.LARGEST_WIDTH:
+        return None
+    if out != (dim, value[0]) or gains != [(dim,)] * 3 or bias not in (None, (dim,)):
+        return None
+    from ..ops.linear.plan import Kind, plan_of  # needs Triton
+    from .add_row import AddRow
+    from .norm_gradient import NormGradient
+
+    biased = (query_bias if key is None else key_bias) is not None, value_bias is not None
+    decay = options.gamma if learned is None else None
+    kind = Kind(shape, dtype, device, heads, query[0], value[0], *biased, False, options.activation, options.eps, decay)
+    add_row = AddRow(shape, device, options.norms[1], bias is not None)
+    return Plan(plan_of(kind), add_row, NormGradient(shape, device))
+
+
+def _made_of(block: Any) -> tuple[tuple[Any, ...], Tensor | None, Options] | None:
+    """A block's parameters, its γ where that is a tensor, and its options, if it is made of plain modules only."""
     parts = block._modules
     attn, mlp = parts["attn"], parts["mlp"]
-    if any(type(parts[name]) is not kind for name, kind in KINDS.items()):
+    if type(mlp) is not Mlp:
         return None
-    own: Any = attn._modules
-    inner: Any = mlp._modules
-    if any(type(own[name]) is not kind for name, kind in ATTENTION.items()) or attn.extra is not None:
+    modules = (*PARTS_OF(parts), *MLP_OF(mlp._modules), *ATTENTION_OF(attn._modules))
+    if tuple(map(type, modules)) != KINDS or attn.extra is not None:
         return None
-    if any(type(inner[name]) is not kind for name, kind in MLP.items()) or attn.key_difference is not None:
+    if attn.key_difference is not None or attn.iterations > 1 or attn.queries > 1:
         return None
-    key, norms = attn.k, (parts["norm1"], parts["norm2"])
-    if (key is not None and type(key) is not nn.Linear) or attn.iterations > 1 or attn.queries > 1:
+    norm1, drop, path1, norm2, path2, fc1, act, drop1, _, fc2, drop2, q, v, proj, decay = modules
+    key = attn.k
+    if key is not None and (type(key) is not nn.Linear or not dispatch.untouched(key)):
         return None
-    if any(len(norm.normalized_shape) != 1 for norm in norms):
+    if (drop.training and drop.p) or (drop1.training and drop1.p) or (drop2.training and drop2.p):
         return None
-    drops, paths = (parts["drop"], inner["drop1"], inner["drop2"]), (parts["drop_path1"], parts["drop_path2"])
-    if any(drop.training and drop.p for drop in drops) or any(path.training and path.drop_prob for path in paths):
+    if (path1.training and path1.drop_prob) or (path2.training and path2.drop_prob):
         return None
-    if not untouched(*parts.values(), *own.values(), *inner.values()):
+    if len(norm1.normalized_shape) != 1 or not dispatch.untouched(attn, mlp, *modules):
         return None
-    gamma = own["decay"]()
-    first, second = (_parameters(norm) for norm in norms)
-    projected = (*_parameters(own["q"]), *((None, None) if key is None else _parameters(key)), *_parameters(own["v"]))
+    gamma = decay.forward()
     learned = isinstance(gamma, Tensor)
-    tensors = (*first, *projected, gamma if learned else None, *_parameters(own["proj"]))
-    tensors += (*second, *_parameters(inner["fc1"]), *_parameters(inner["fc2"]))
-    eps, approximate = (norms[0].eps, norms[1].eps), inner["act"].approximate
-    return (
-        tensors,
-        Options(eps, approximate, attn.num_heads, attn.activation, attn.eps, 1.0 if learned else gamma),
-        attn.impl,
-    )
+    layers = (norm1, q, key, v, proj, norm2, fc1, fc2)
+    own = [y for layer in layers for y in ((None, None) if layer is None else _parameters(layer))]
+    sizes = (attn.num_heads, attn.activation, attn.eps, 1.0 if learned else gamma)
+    return tuple(own), gamma if learned else None, Options((norm1.eps, norm2.eps), act.approximate, *sizes)
 
 
 def _parameters(module: nn.Module) -> tuple[Any, Any]:
     return module._parameters["weight"], module._parameters["bias"]
 
 
-def _forward(plan: Any, options: Options, tensors: Tensors) -> tuple[Any, ...]:
+def _forward(plan: Plan, options: Options, tensors: Tensors, learning: bool) -> tuple[Any, ...]:
     """The tokens after the block, and what the way back reads."""
-    from ..ops.linear import fused
-
-    x, gain1, shift1, *projections, gain2, shift2, wide, wide_bias, narrow, narrow_bias = tensors
-    *projections, out, out_bias = projections
-    shape = x.shape[2:]
-    normal, mean1, scale1 = torch.native_layer_norm(x, shape, gain1, shift1, options.norms[0])
-    values, *kept = fused.forward(plan, (normal, *projections), None)
-    values = values.view(x.shape[0], 1, -1)
-    y = x + F.linear(values, out, out_bias)
-    inner, mean2, scale2 = torch.native_layer_norm(y, shape, gain2, shift2, options.norms[1])
+    x, gain1, shift1, wq, bq, wk, bk, wv, bv, gamma, out, out_bias, gain2, shift2, *mlp = tensors
+    wide, wide_bias, narrow, narrow_bias = mlp
+    shape, attention = x.shape, plan.attention
+    normal, mean1, scale1 = torch.native_layer_norm(x, shape[2:], gain1, shift1, options.norms[0])
+    query, key = (wq, bq), (wq, bq) if wk is None else (wk, bk)
+    values, *sums = attention.forward(normal, query, key, (wv, bv), attention.decay(gamma), None)
+    values = values.view(shape[0], -1)
+    row = F.linear(values, out, out_bias)
+    found, inner, y, mean2, scale2 = plan.add_row(x, row, narrow_bias, gain2, shift2, learning)
     hidden = F.linear(inner, wide, wide_bias)
     active = F.gelu(hidden, approximate=options.approximate)
-    found = F.linear(active, narrow, narrow_bias).add_(y)
-    return found, (normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active), kept
+    found = found.addmm_(active, narrow.t()).view(shape)
+    return found, (normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active), sums
 
 
 def _backward(
-    plan: Any, options: Options, tensors: Tensors, kept: Tensors, sums: Tensors, grad: Tensor, wants: Sequence[bool]
+    plan: Plan, options: Options, tensors: Tensors, kept: Tensors, sums: Tensors, grad: Tensor, wants: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients of the tensors, as far as wanted."""
+    """The gradients of the tensors; what is not wanted is left out where that saves a launch."""
     from ..ops.linear import fused
 
-    x, gain1, shift1, *projections, gain2, shift2, wide, _, narrow, _ = tensors
-    *projections, out, _ = projections
+    x, gain1, _, *projections, out, _, gain2, _, wide, _, narrow, _ = tensors
     normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active = kept
     found: list[Tensor | None] = [None] * len(wants)
-    shape, grad = x.shape[2:], grad.contiguous()
-    flat = grad.view(-1, x.shape[2])
+    shape, grad = x.shape, grad.contiguous()
+    flat = grad.view(-1, shape[2])
     found[16:18] = _product_gradients(flat, active, wants[16:18])
     if not any(wants[:16]):
         return found
-    on_hidden = flat @ narrow
-    flat_hidden = hidden.view(on_hidden.shape)
-    GELU_BACKWARD(on_hidden, flat_hidden, approximate=options.approximate, grad_input=on_hidden)
+    on_hidden = torch.mm(flat, narrow)
+    GELU_BACKWARD(on_hidden, hidden, approximate=options.approximate, grad_input=on_hidden)
     found[14:16] = _product_gradients(on_hidden, inner, wants[14:16])
     if not any(wants[:14]):
         return found
-    pulled, mask = (on_hidden @ wide).view(y.shape), [any(wants[:12]), wants[12], wants[13]]
+    pulled = torch.mm(on_hidden, wide)
     del on_hidden
-    on_y, *found[12:14] = LAYER_NORM_BACKWARD(pulled, y, shape, mean2, scale2, gain2, shift2, mask)
+    on_y, on_row, on_bias, *found[12:14] = plan.norm_gradient(pulled, y, flat, mean2, scale2, gain2)
     if not any(wants[:12]):
         return found
-    on_y.add_(grad)
-    on_row = on_y.sum(1)
-    found[10:12] = _product_gradients(on_row, values, wants[10:12])
+    found[10] = torch.mm(on_row.t(), values) if wants[10] else None
+    found[11] = on_bias
     if not any(wants[:10]):
         return found
-    on_values = (on_row @ out).view(x.shape[0], options.heads, 1, -1)
+    on_values = torch.mm(on_row, out).view(shape[0], options.heads, 1, -1)
     asked = (any(wants[:3]), *wants[3:10])
-    on_normal, *found[3:10] = fused.backward(plan, (normal, *projections), None, sums, on_values, asked)
-    if not any(wants[:3]):
-        return found
-    on_x, *found[1:3] = LAYER_NORM_BACKWARD(on_normal, x, shape, mean1, scale1, gain1, shift1, list(wants[:3]))
-    found[0] = on_x.add_(on_y) if wants[0] else None
+    on_normal, *found[3:10] = fused.backward(plan.attention, (normal, *projections), None, sums, on_values, asked)
+    if any(wants[:3]):
+        found[0], _, _, *found[1:3] = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found
 
 
 def _product_gradients(grad: Tensor, x: Tensor, wants: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of weight and bias of x Wᵀ + b from that of its rows."""
-    weight = grad.t() @ x.view(-1, x.shape[2]) if wants[0] else None
+    weight = torch.mm(grad.t(), x) if wants[0] else None
     return weight, grad.sum(0) if wants[1] else None
 
 
@@ -205,24 +241,23 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from ..ops.linear.fused import on_device
-
         *tensors, ctx.plan, ctx.options = arguments
         with on_device(tensors[0]):
-            found, kept, sums = _forward(ctx.plan, ctx.options, tensors)
+            found, kept, sums = _forward(ctx.plan, ctx.options, tensors, True)
         ctx.save_for_backward(*tensors, *_needed(kept, sums, ctx.needs_input_grad))
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        from ..ops.linear.fused import autocast_off, on_device
+        from ..ops.linear.fused import autocast_off
 
         saved, wants = ctx.saved_tensors, ctx.needs_input_grad
         tensors, kept, sums = saved[:18], saved[18:28], saved[28:]
         if followed(grad):
             return *_plain_gradients(ctx.options, tensors, grad, wants), None, None
         with on_device(grad), autocast_off(grad):
-            return *_backward(ctx.plan, ctx.options, tensors, kept, sums, grad, wants[:18]), None, None
+            found = _backward(ctx.plan, ctx.options, tensors, kept, sums, grad, wants[:18])
+        return *(y if wanted else None for y, wanted in zip(found, wants, strict=False)), None, None
 
 
 def _plain_gradients(options: Options, tensors: Tensors, grad: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:

@@ -130,11 +130,11 @@ def asks_for_kernels(x: Any, impl: str) -> bool:
     return wanted and HAS_TRITON and type(impl) is str and not torch.compiler.is_compiling()
 
 
-def kernels_wanted(impl: str, device: torch.device, interpreted: bool) -> bool:
-    """Whether ``impl`` means the kernels of Pure InfSA on a device, for a call that they can do."""
+def kernels_wanted(impl: str, device: torch.device, interpreted: bool, name: str = "triton") -> bool:
+    """Whether ``impl`` means the kernels of this name on a device, for a call that they can do."""
     if impl == "auto":
         return kernels_run_on(device.type, device.index)
-    return impl == "triton" and (device.type == "cuda" or interpreted)
+    return impl == name and (device.type == "cuda" or interpreted)
 
 
 def choose_linear(impl: str, like: Tensor, fused_limit: Callable[[], str | None] | None = None) -> str:
@@ -159,7 +159,7 @@ def fused_limit(
         return f"takes {name}={1 if isinstance(value, int) else None}, got {value!r}"
     tensors = (x, *projections)
     kinds = tuple([None if y is None else (type(y), y.dtype, y.device, y.shape) for y in tensors])
-    fits = _misfit.__wrapped__ if torch.compiler.is_compiling() else _misfit  # the compiler needs no cache
+    fits = misfit.__wrapped__ if torch.compiler.is_compiling() else misfit  # the compiler needs no cache
     reason = fits(kinds, torch.is_autocast_enabled(x.device.type), heads)
     if reason is not None:
         return reason
@@ -170,7 +170,7 @@ def fused_limit(
 
 
 @functools.lru_cache(512)
-def _misfit(kinds: tuple[Any, ...], cast: bool, heads: int) -> str | None:
+def misfit(kinds: tuple[Any, ...], cast: bool, heads: int) -> str | None:
     """Why tokens and projections of these types, dtypes, devices and shapes do not fit each other for ``fused``."""
     x, query, value = kinds[0], kinds[1], kinds[5]
     batch, _, dim = x[3]

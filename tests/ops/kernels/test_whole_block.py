@@ -149,6 +149,10 @@ def replaced(block):
     block.mlp.act = nn.ReLU()
 
 
+def wrapped(block):
+    block.mlp = nn.Sequential(block.mlp)
+
+
 def adapted(block):
     block.attn.impl, block.attn.v = "auto", nn.Sequential(block.attn.v)
 
@@ -161,14 +165,45 @@ def chosen(block):
     block.attn.impl = "chunked"
 
 
-CHANGES = [dropping, dropping_paths, hooked, replaced, adapted, chunked, chosen]
+def patched(block):
+    block.attn.proj.forward = block.attn.proj.forward
+
+
+def transposed(block):
+    weight = block.attn.v.weight
+    weight.data = weight.data.t().contiguous().t()
+
+
+def without_shift(block):
+    block.norm2.bias = None
+
+
+CHANGES = [
+    dropping, dropping_paths, hooked, replaced, wrapped, adapted, chunked, chosen, patched, transposed, without_shift,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_blocks_run_by_their_modules(change):
+    """A change is noticed after a call too."""
     block, x = made()
+    assert is_whole(block(x, GRID))
     change(block)
     assert not is_whole(block(x, GRID))
+
+
+def test_new_parameters_are_read():
+    block, x = made()
+    block(x, GRID)
+    other = copy.deepcopy(block)
+    other.attn.v.weight = nn.Parameter(-block.attn.v.weight.detach())
+    other.mlp.fc2.bias = None
+    found, expected = results(other, x), results(by_modules(other), x)
+    assert is_whole(other(x, GRID))
+    for name, y in found.items():
+        torch.testing.assert_close(y, expected[name], rtol=1e-4, atol=1e-4)
+    half = other.to(torch.bfloat16)
+    assert half(x.bfloat16(), GRID).dtype == torch.bfloat16
 
 
 def test_a_dropout_that_sleeps_changes_nothing():

@@ -69,11 +69,8 @@ def prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
         y if y is None or (y.dtype is plan.dtype and y.is_contiguous()) else y.to(plan.dtype).contiguous()
         for y in tensors[:7]
     )
-    gamma = tensors[7]
-    if gamma is not None:
-        gamma = gamma.to(torch.float32).expand(plan.heads).contiguous()
     query = (wq, bq)
-    return x, query, query if wk is None else (wk, bk), (wv, bv), gamma
+    return x, query, query if wk is None else (wk, bk), (wv, bv), plan.decay(tensors[7])
 
 
 def forward(plan: Plan, tensors: Tensors, mask: Tensor | None) -> tuple[Tensor, ...]:

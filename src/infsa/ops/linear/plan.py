@@ -128,6 +128,10 @@ class Plan:
     def _sizes(self, width: int, biased: bool) -> dict[str, Any]:
         return self._tile(width) | {"BIASED": biased}
 
+    def decay(self, gamma: Tensor | None) -> Tensor | None:
+        """γ as the launches want it: a row in float32."""
+        return None if gamma is None else gamma.to(torch.float32).expand(self.heads).contiguous()
+
     def _empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.kind.device)
 

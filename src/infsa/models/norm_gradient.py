@@ -1,0 +1,144 @@
+"""The way back through a LayerNorm and the residual around it in two launches, for blocks in eager code."""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops.linear.plan import spans_of
+from ..ops.triton.launch import Launch
+from ..ops.triton.parts import COUNTS, rounded, wide
+
+PROGRAMS = 528  # that share the tokens of a batch
+LEAST = 4  # tokens of a program
+NUMBERS = 2048  # of tokens, per step
+COLUMNS, SPANS = 64, 64  # of a step over the sums of spans
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def token_kernel(
+    pull_ptr,
+    x_ptr,
+    added_ptr,
+    mean_ptr,
+    scale_ptr,
+    gain_ptr,
+    out_ptr,
+    sums_ptr,
+    n,
+    splits,
+    span,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """The pull on the x of LN(x) plus what is added to it, for one span of tokens, and the span's sums (3, D).
+
+    Those are the pulls on gain and shift, and the sum of the result.
+    """
+    place = tl.program_id(0)
+    image, first = place // splits, place % splits * span
+    last = tl.minimum(first + span, n)
+    column = tl.arange(0, BLOCK)
+    known = column < DIM
+    gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
+    on_gain = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
+    on_shift = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
+    total = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
+    for start in tl.range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        of_token = wide(image) * n + token
+        inside = (token < last)[:, None] & known[None, :]
+        spot = of_token[:, None] * DIM + column[None, :]
+        mean = tl.load(mean_ptr + of_token, mask=token < last, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + of_token, mask=token < last, other=0.0).to(tl.float32)
+        pull = tl.load(pull_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        out = tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        normal = tl.where(inside, (x - mean[:, None]) * scale[:, None], 0.0)
+        on_gain += pull * normal
+        on_shift += pull
+        pull *= gain[None, :]
+        shared, along = tl.sum(pull, 1) / DIM, tl.sum(pull * normal, 1) / DIM
+        out += scale[:, None] * (pull - shared[:, None] - normal * along[:, None])
+        tl.store(out_ptr + spot, rounded(out, out_ptr.dtype.element_ty), mask=inside)
+        total += tl.where(inside, out, 0.0)
+    spot = sums_ptr + wide(place) * (3 * DIM) + column
+    tl.store(spot, tl.sum(on_gain, 0), mask=known)
+    tl.store(spot + DIM, tl.sum(on_shift, 0), mask=known)
+    tl.store(spot + 2 * DIM, tl.sum(total, 0), mask=known)
+
+
+@triton.jit
+def added_up(sums_ptr, first, last, column, DIM: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr):
+    """The sum over some spans, always in the same order."""
+    found = tl.zeros([SPANS, COLUMNS], dtype=tl.float32)
+    for start in tl.range(first, last, SPANS):
+        span = start + tl.arange(0, SPANS)
+        mask = (span < last)[:, None] & (column < DIM)[None, :]
+        found += tl.load(sums_ptr + wide(span)[:, None] * (3 * DIM) + column[None, :], mask=mask, other=0.0)
+    return tl.sum(found, 0)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def sum_kernel(
+    sums_ptr,
+    on_gain_ptr,
+    on_shift_ptr,
+    on_all_ptr,
+    on_row_ptr,
+    items,
+    splits,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+):
+    """The three sums over all spans; before them, by programs of their own, the last one of each image."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    image, known = tl.program_id(0), column < DIM
+    if image < items:
+        row = added_up(sums_ptr + 2 * DIM, image * splits, (image + 1) * splits, column, DIM, COLUMNS, SPANS)
+        spot = on_row_ptr + wide(image) * DIM + column
+        tl.store(spot, rounded(row, on_row_ptr.dtype.element_ty), mask=known)
+    else:
+        spans = items * splits
+        found = added_up(sums_ptr, 0, spans, column, DIM, COLUMNS, SPANS)
+        tl.store(on_gain_ptr + column, rounded(found, on_gain_ptr.dtype.element_ty), mask=known)
+        found = added_up(sums_ptr + DIM, 0, spans, column, DIM, COLUMNS, SPANS)
+        tl.store(on_shift_ptr + column, rounded(found, on_shift_ptr.dtype.element_ty), mask=known)
+        found = added_up(sums_ptr + 2 * DIM, 0, spans, column, DIM, COLUMNS, SPANS)
+        tl.store(on_all_ptr + column, rounded(found, on_all_ptr.dtype.element_ty), mask=known)
+
+
+def warps_for(numbers: int) -> int:
+    """The warps of a program that holds so many numbers of several tensors at once."""
+    return min(16, max(4, numbers // 256))
+
+
+class NormGradient:
+    """The pulls on x, gain and shift of LN(x), for tokens x of one shape (B, N, D)."""
+
+    def __init__(self, shape: torch.Size, device: torch.device) -> None:
+        (batch, n, dim), self.shape = shape, shape
+        block = triton.next_power_of_2(dim)
+        tokens = min(LEAST, max(1, NUMBERS // block))
+        splits, span = spans_of(n, PROGRAMS // batch, LEAST)
+        self.sums = (batch * splits, 3, dim)
+        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps_for(tokens * block)}
+        self.tokens = Launch(token_kernel, (batch * splits,), (n, splits, span), sizes, device)
+        blocks, sizes = triton.cdiv(dim, COLUMNS), {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
+        self.rows = Launch(sum_kernel, (batch + 1, blocks), (batch, splits), sizes, device)
+
+    def __call__(
+        self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The pull on x plus ``added``, the sums of that over each image (B, D) and over all, on gain and on shift."""
+        out, sums = torch.empty_like(pull), pull.new_empty(self.sums, dtype=torch.float32)
+        self.tokens(pull, x, added, mean, scale, gain, out, sums)
+        on_gain, on_shift, on_all = torch.empty_like(gain), torch.empty_like(gain), torch.empty_like(gain)
+        on_row = pull.new_empty(self.shape[0], self.shape[2])
+        self.rows(sums, on_gain, on_shift, on_all, on_row)
+        return out, on_row, on_all, on_gain, on_shift

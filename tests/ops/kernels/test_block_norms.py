@@ -1,0 +1,71 @@
+"""LayerNorm of a block with the residual beside it, both ways, against float64."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from infsa.models.add_row import AddRow
+from infsa.models.norm_gradient import NormGradient
+
+from ..helpers import generator
+from .helpers import DEVICE, DTYPES, unit
+
+EPS = 1e-6
+SHAPES = [(3, 21, 48), (1, 300, 20), (2, 5, 1100)]
+
+
+def drawn(seed, *shape, dtype):
+    return torch.randn(shape, generator=generator(seed)).to(DEVICE, dtype)
+
+
+def assert_near(found, expected, rounded_in, terms=1):
+    """Within the rounding of what is summed in float32 and rounded once, for numbers of the size of the expected."""
+    assert found.isfinite().all()
+    largest = expected.abs().max().item()
+    allowed = unit(largest, rounded_in) + terms * unit(largest, torch.float32)
+    assert (found.double() - expected).abs().max().item() <= allowed
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
+def test_row_and_norm(shape, dtype, biased):
+    batch, _, dim = shape
+    x, row = drawn(1, *shape, dtype=dtype), drawn(2, batch, dim, dtype=dtype)
+    bias, gain, shift = (drawn(seed, dim, dtype=dtype) for seed in (3, 4, 5))
+    add_row = AddRow(torch.Size(shape), x.device, EPS, biased)
+    found = add_row(x, row, bias if biased else None, gain, shift, True)
+    out, normal, y, mean, scale = found
+    exact = x.double() + row.double()[:, None]
+    assert_near(y.view(shape), exact, dtype)
+    assert_near(out.view(shape), exact + (bias.double() if biased else 0), dtype)
+    y = y.double()
+    assert_near(normal, F.layer_norm(y, (dim,), gain.double(), shift.double(), EPS), dtype, dim)
+    assert_near(mean, y.mean(1), torch.float32, dim)
+    assert_near(scale, (y.var(1, correction=0) + EPS).rsqrt(), torch.float32, dim)
+    alone = add_row(x, row, bias if biased else None, gain, shift, False)
+    assert torch.equal(alone[0], out)
+    assert torch.equal(alone[1], normal)
+    assert alone[2:] == (None, None, None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients(shape, dtype):
+    dim = shape[2]
+    x, pull, added = (drawn(seed, *shape, dtype=dtype) for seed in (1, 2, 3))
+    gain, shift = drawn(4, dim, dtype=dtype), drawn(5, dim, dtype=dtype)
+    leaves = [y.double().requires_grad_() for y in (x, gain, shift)]
+    normal = F.layer_norm(leaves[0], (dim,), *leaves[1:], EPS)
+    on_x, on_gain, on_shift = torch.autograd.grad(normal, leaves, pull.double())
+    mean = x.float().mean(2).flatten()
+    scale = (x.float().var(2, correction=0) + EPS).rsqrt().flatten()
+    gradient = NormGradient(torch.Size(shape), x.device)
+    found = gradient(pull, x, added, mean, scale, gain)
+    on_x = on_x + added.double()
+    expected = on_x, on_x.sum(1), on_x.sum((0, 1)), on_gain, on_shift
+    for y, exact in zip(found, expected, strict=True):
+        assert y.dtype == dtype
+        assert_near(y, exact, dtype, 4 * shape[1] * dim)
+    again = gradient(pull, x, added, mean, scale, gain)
+    assert all(torch.equal(y, other) for y, other in zip(found, again, strict=True))
