@@ -28,17 +28,17 @@ RULE = (
     f"An effect (difference or ratio) is **reproduced** within {LOW:.0%} to {HIGH:.0%} of the paper's size or "
     f"{NOISE:g} of our standard errors, **larger than claimed** above, **smaller than claimed** below, **not "
     f"reproduced** if absent or reversed. Ratios are compared as logarithms: {EXAMPLE}× is reproduced from "
-    f"{EXAMPLE**LOW:.1f}× to {EXAMPLE**HIGH:.1f}×. Without a size in the paper, the direction counts.",
+    f"{EXAMPLE**LOW:.1f}× to {EXAMPLE**HIGH:.1f}×. Without a printed size, the direction counts.",
     "An effect is **inconclusive** if both zero and the paper's size, if printed, lie within "
     f"{NOISE:g} standard errors.",
     f"A value is reproduced within {NOISE:g} standard errors, ours and the paper's (or its rounding); a score may also "
     "be larger than claimed. A claimed count of 0 agrees with up to 3 (95 %). A statement is reproduced if it holds.",
     "Small scale: small images or models, or our own example. What agrees (an effect: in direction) is **supported at "
-    "small scale**; an effect or statement that disagrees **differs at small scale**, which refutes nothing.",
+    "small scale**; what disagrees **differs at small scale**, which refutes nothing.",
     "**Not testable here**: not measured, or a value that depends on the GPU, the dataset or unpublished details.",
     "Errors: over runs, stratified by dataset shard; over rounds for times and energies.",
-    "Ratios of times at the paper's resolution, depth, heads and batch are compared on any GPU; times and energies by "
-    "themselves only on the paper's A100.",
+    "Ratios of times at the paper's resolution, depth, heads and batch are compared on any GPU; times and energies "
+    "only on the paper's A100.",
     "A time is launch-bound if an image with at most 30 % of the multiply-adds takes at least two thirds as "
     "long, or the 4-layer model is launch-bound at this size. Its ratios are judged on CUDA graphs of the eager "
     "model; without those they are inconclusive, unless only the faster model is launch-bound and the ratio already "
