@@ -48,6 +48,14 @@ def test_json(image, tmp_path, monkeypatch, capsys):
     assert {file.name for file in tmp_path.iterdir()} == {"map.tif", "map.png", "code.safetensors"}
 
 
+def test_a_model_without_classes_prints_no_empty_table(image, tmp_path, monkeypatch, capsys):
+    save_weights(infsa.create_model("infvit_linear_tiny", depth=1, num_classes=0), tmp_path / "model")
+    code, out, _ = run(monkeypatch, capsys, "stream", str(image), "--model", str(tmp_path / "model"))
+    assert code == 0
+    assert "probability" not in out
+    assert "203 × 150" in out
+
+
 def test_every_task_has_classes_of_its_own(image, tmp_path, monkeypatch, capsys):
     model = infsa.create_model("infvit_linear_tiny", depth=1, num_classes=5)
     tasks = Tasks([Task("season", ("summer", "winter")), Task("seen", ("cat", "dog", "cow"), multilabel=True)])

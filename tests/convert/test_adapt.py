@@ -114,6 +114,19 @@ def test_a_killed_run_goes_on_to_the_bit(killed_at, whole_run, tmp_path):
     assert torch.equal(finished.head.weight, whole.head.weight)
 
 
+def test_a_batch_that_nobody_asked_for_fits_the_images(tmp_path):
+    plan = Adaptation(**{**TINY, "layer_epochs": 1, "logit_epochs": 0, "batch_size": 1000})
+    with pytest.raises(ValueError, match="number of images"):
+        adapt(*pair(), plan, tmp_path / "asked")
+    used = adapt(*pair(), plan, tmp_path / "fitted", fit_batch=True)["plan"]["batch_size"]
+    assert 1 < used < 1000
+
+
+def test_an_image_size_that_the_original_does_not_take_is_named(tmp_path):
+    with pytest.raises(ValueError, match="image_size=48 does not fit the model"):
+        adapt(*pair(), Adaptation(**{**TINY, "image_size": 48}), tmp_path)
+
+
 def test_wrong_runs_are_refused(tmp_path):
     plan = Adaptation(**{**TINY, "layer_epochs": 1, "logit_epochs": 0})
     original, converted = pair()

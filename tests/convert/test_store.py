@@ -71,7 +71,7 @@ def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no converted model"):
         load_converted(tmp_path / "plain.safetensors")
     file = save_converted(infsa.convert(model), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="give the model"):
+    with pytest.raises(ValueError, match="pass the model"):
         load_converted(file)
     with pytest.raises(ValueError, match="do not fit"):
         load_converted(file, open_model(NAME, options={**OPTIONS, "num_classes": 4}))

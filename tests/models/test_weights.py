@@ -95,6 +95,12 @@ def test_damage_is_one_line_and_changes_nothing(kind, saved):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_pickle_is_refused_with_a_way_to_convert_it(saved):
+    model, folder = saved
+    with pytest.raises(ValueError, match="save_file"):
+        load_weights(model, damaged("pickle", folder))
+
+
 @pytest.mark.parametrize("kind", ["truncated", "corrupt", "missing", "misshapen"])
 def test_damage_is_one_line_through_timm_too(kind, saved):
     _, folder = saved

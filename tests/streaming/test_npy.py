@@ -104,5 +104,5 @@ def test_pickles_are_never_opened(tmp_path):
             return (pytest.fail, ("unpickled",))
 
     np.save(tmp_path / "trap.npy", np.array([Trap()] * 4, dtype=object).reshape(2, 2), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"trap.npy: Python objects inside, which are never unpickled"):
+    with pytest.raises(ValueError, match=r"trap.npy: holds Python objects, which are never unpickled"):
         open_source(tmp_path / "trap.npy")

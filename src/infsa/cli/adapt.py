@@ -42,7 +42,10 @@ def adapt(
     image_size: Annotated[
         int | None, typer.Option(help="Side of the images in pixels.", show_default="the model's")
     ] = None,
-    batch_size: Annotated[int, options.number("Images per step.")] = 128,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Images per step.", callback=options.at_least(1), show_default="128; fewer for few images"),
+    ] = None,
     seed: Annotated[int, options.seed_of("data order and augmentation")] = 0,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/adapt"),
@@ -65,7 +68,8 @@ def adapt(
     extra, fields = parse_pairs(model_option or []), parse_pairs(setting or [])
     named: dict[str, Any] = {
         "data": data, "layer_epochs": layer_epochs, "logit_epochs": logit_epochs, "label_epochs": label_epochs,
-        "batch_size": batch_size, "seed": seed, "data_options": parse_pairs(data_option or []),
+        "batch_size": 128 if batch_size is None else batch_size, "seed": seed,
+        "data_options": parse_pairs(data_option or []),
         "image_size": 224 if image_size is None else image_size,
     }  # fmt: skip
     if twice := fields.keys() & named.keys():
@@ -103,10 +107,13 @@ def adapt(
             text = f"{row['stage']}, loss {row['loss']:.4f}" if row["kind"] == "train" else row["kind"]
             progress.update(task, description=text, completed=row["step"], total=row["total"])
 
-        result = adapt_model(original, converted, plan, out, resume=resume, watch=watch)
+        fit = batch_size is None
+        result = adapt_model(original, converted, plan, out, resume=resume, watch=watch, fit_batch=fit)
     file = save_converted(converted, out / "model.safetensors", model, extra)
     options.print_json({**result, "file": file}, as_json)
     console.print(stages_table(result))
+    if (used := result["plan"]["batch_size"]) != plan.batch_size:
+        console.print(f"note: batch_size {plan.batch_size} became {used}: there are few training images")
     if skipped := result["skipped"]:
         console.print(f"note: images skipped: {few(skipped)}", markup=False, soft_wrap=True)
     for name in ("model.safetensors", "result.json", "checkpoints"):

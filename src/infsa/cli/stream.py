@@ -343,7 +343,8 @@ def _print(console: Console, record: dict[str, Any]) -> None:
             row.append(f"{record['low'][number]:.3f} to {record['high'][number]:.3f}")
         rows.append(row)
     columns = ["class", "probability", "logit", *(["90 % interval"] if "low" in record else [])]
-    console.print(Table(columns, rows, "What the model sees"))
+    if rows:
+        console.print(Table(columns, rows, "What the model sees"))
     if "low" in record:
         console.print(f"From {record['tiles']} tiles, {record['share']:.1%} of the image", highlight=False)
         return

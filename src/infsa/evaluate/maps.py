@@ -103,9 +103,10 @@ class View:
 
     def __post_init__(self) -> None:
         model, side = self.model, self.resolution
-        if model.in_chans != 3 or not model.num_classes:
-            given = f"in_chans={model.in_chans} and num_classes={model.num_classes}"
-            raise ValueError(f"predictions need a classifier of RGB images, got a model with {given}")
+        if not model.num_classes:
+            raise ValueError("the model has no classifier (num_classes=0); infsa embed writes its embeddings")
+        if model.in_chans != 3:
+            raise ValueError(f"images are RGB, got a model with in_chans={model.in_chans}")
         if side not in ("crop", "model", "native") and (isinstance(side, str) or side < 1):
             raise ValueError(f"resolution must be crop, model, native or a number of pixels, got {side!r}")
         if not model.dynamic_img_size and side not in ("crop", "model"):

@@ -53,7 +53,9 @@ def weight_file(path: str | Path) -> Path:
     if not file.is_file():
         raise FileNotFoundError(f"no {WEIGHTS} in {path}" if path.is_dir() else f"no weights at {path}")
     if file.suffix != ".safetensors":
-        raise ValueError(f"weights must be a .safetensors file, got {file.name}")
+        convert = "; load a pickle yourself and write it with safetensors.torch.save_file"
+        hint = convert if file.suffix in (".pth", ".pt", ".bin", ".ckpt", ".tar") else ""
+        raise ValueError(f"weights must be a .safetensors file, got {file.name}{hint}")
     if file is not path:
         check_inside(file, path)
     return file

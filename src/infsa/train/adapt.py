@@ -33,9 +33,15 @@ class Adapter:
     """One run of :func:`adapt`: the two models, the data, and the step that it has reached."""
 
     def __init__(
-        self, original: nn.Module, converted: nn.Module, plan: Adaptation, out: Path, watch: Watcher | None = None
+        self,
+        original: nn.Module,
+        converted: nn.Module,
+        plan: Adaptation,
+        out: Path,
+        watch: Watcher | None = None,
+        fit_batch: bool = False,
     ) -> None:
-        self.original, self.converted, self.plan, self.out, self.watch = original, converted, plan, out, watch
+        self.original, self.converted, self.out, self.watch = original, converted, out, watch
         self.layers = converted_layers(converted)
         if not self.layers:
             raise ValueError(f"no layer of this {type(converted).__name__} was converted")
@@ -47,6 +53,9 @@ class Adapter:
             raise ValueError(f"label_epochs={plan.label_epochs} needs labels, and {plan.data} has none")
         self.device = next(converted.parameters()).device
         self.classes = len(self.train_set.classes)
+        if fit_batch:
+            plan = plan.with_batch_for(len(self.train_set))
+        self.plan = plan
         self.order = Order(len(self.train_set), plan.batch_size, plan.seed)
         self.feed = Feed(plan.recipe("logits"), self.train_set, val_set, original, self.order, self.device)
         self.history: list[dict[str, Any]] = []  # one entry per stage
@@ -177,8 +186,11 @@ class Adapter:
         model.eval()
         given, labels = [], []
         for batch in self.feed.val:
-            with self._precision():
-                logits = class_logits(model(batch[0].to(self.device)))
+            try:
+                with self._precision():
+                    logits = class_logits(model(batch[0].to(self.device)))
+            except AssertionError as error:  # timm's word for images of another size
+                raise ValueError(f"image_size={self.plan.image_size} does not fit the model: {error}") from error
             if self.plan.label_epochs and logits.shape[1] != self.classes:
                 raise ValueError(f"label_epochs needs a model with {self.classes} classes, got {logits.shape[1]}")
             given.append(logits.argmax(-1))
@@ -223,14 +235,16 @@ def adapt(
     *,
     resume: bool = False,
     watch: Watcher | None = None,
+    fit_batch: bool = False,
 ) -> dict[str, Any]:
     """Train a converted model, in place, to do what the original does; with ``resume``, from the newest checkpoint.
 
     First every converted layer learns, on the original's own input, to give the original's output; then the whole model
     learns the original's class probabilities; last, if there are labels and the plan says so, the labels. The original
-    is put into evaluation mode and not changed. The folder receives checkpoints and ``result.json``.
+    is put into evaluation mode and not changed. The folder receives checkpoints and ``result.json``. With ``fit_batch``
+    a batch larger than the training set becomes smaller; the plan in the result says how large it was.
     """
-    return Adapter(original, converted, plan, Path(out), watch).run(resume)
+    return Adapter(original, converted, plan, Path(out), watch, fit_batch).run(resume)
 
 
 def restore_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from ..data import ImageDataset, ImageFiles, SkipLog
 from ..data.paths import existing_folder, images_below
 from .feed import open_splits, skip_log
+from .fitting import smaller_batch
 from .recipe import Recipe
 
 STAGES = ("layers", "logits", "labels")
@@ -65,6 +66,10 @@ class Adaptation:
         """The fields as JSON gives them back."""
         fields = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+    def with_batch_for(self, images: int) -> "Adaptation":
+        """The plan with a batch that so many training images fill a few times."""
+        return self if self.batch_size <= images else dataclasses.replace(self, batch_size=smaller_batch(images))
 
     def epochs(self, stage: str) -> int:
         """How long a stage lasts."""

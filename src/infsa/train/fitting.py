@@ -59,11 +59,16 @@ def fitted_batch(recipe: Recipe, images: int, world: int) -> tuple[Recipe, list[
     parts = world * recipe.accumulate * (2 if recipe.mixup or recipe.cutmix else 1)
     size, reason = recipe.batch_size, f"a multiple of {parts}"
     if size > images:
-        size, reason = 1 << max(0, (images // STEPS).bit_length() - 1), f"there are {images} training images"
+        size, reason = smaller_batch(images), f"there are {images} training images"
     size = max(parts, size - size % parts)
     if size == recipe.batch_size:
         return recipe, []
     return replace(recipe, batch_size=size), [f"batch_size {recipe.batch_size} became {size}: {reason}"]
+
+
+def smaller_batch(images: int) -> int:
+    """A batch of which an epoch over so many images has a few."""
+    return 1 << max(0, (images // STEPS).bit_length() - 1)
 
 
 def _word(value: Any) -> str:

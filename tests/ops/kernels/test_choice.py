@@ -92,7 +92,7 @@ def test_one_choice_says_which_and_why():
     assert (found.operator, found.impl) == ("linear", "chunked")
     assert set(found.rejected) == {"fused", "reference"}
     assert str(found).count("\n") == 2
-    assert explain_dispatch(infsa.linear_attention, X, X, X, impl="reference").reason == "asked for"
+    assert explain_dispatch(infsa.linear_attention, X, X, X, impl="reference").reason == "requested"
     assert explain_dispatch(infsa.pure_attention, X, X, X, hops=math.inf).impl == "reference"  # 4 tokens
     with pytest.raises(ValueError, match=r"^impl must be one of \['auto', 'fused', 'chunked', 'reference'\]"):
         explain_dispatch(infsa.linear_attention, X, X, X, impl="triton")
