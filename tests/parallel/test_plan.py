@@ -41,6 +41,13 @@ def test_equal_devices_share_the_work(plan):
     assert eight["seconds_talking"] == eight["seconds_waiting"] == 0
 
 
+def test_committed_plan_is_made_from_the_committed_measurements(plan):
+    committed = read_json(ROOT / "results" / "scale-plan.json")["large"]
+    fields = plan.Rate.__dataclass_fields__
+    rates = [plan.Rate(**{name: row[name] for name in fields}) for row in committed if row["team"] == 1]
+    assert rates == plan.read_rates(ROOT / "results")
+
+
 def test_committed_bytes_follow_the_formulas():
     for row in read_json(ROOT / "results" / "communication.json")["rows"]:
         heads, width, ranks = row["heads"], row["dim"] // row["heads"], row["ranks"]

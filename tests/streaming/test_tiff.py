@@ -158,6 +158,17 @@ def test_a_model_of_many_channels_takes_all_bands(tmp_path):
     assert relative(found, infsa.stream(model, values, tile=32).logits) < 1e-12
 
 
+def test_bands_without_a_mean_each_are_refused_with_what_to_do(tmp_path):
+    write_tiff(tmp_path / "bands.tif", pixels(4), photometric="minisblack", planarconfig="contig")
+    model = small(depth=1, in_chans=4)
+    with pytest.raises(ValueError, match=r"means of 3: .*infsa\.models\.describe_data\(model, mean="):
+        infsa.stream(model, tmp_path / "bands.tif", tile=32)
+    infsa.models.describe_data(model, mean=(0.5,) * 4, std=(0.2,) * 4)
+    normal = (torch.from_numpy(pixels(4)).permute(2, 0, 1) / 255 - 0.5) / 0.2
+    expected = infsa.stream(model, normal.to(next(model.parameters()).dtype), tile=32).logits
+    assert relative(infsa.stream(model, tmp_path / "bands.tif", tile=32).logits, expected) < 1e-6
+
+
 @pytest.mark.parametrize("bands", [(), (4,), (-1,), (0, 1.5), "0,1", 3])
 def test_bands_that_do_not_exist_are_refused(bands):
     with pytest.raises((ValueError, TypeError), match="bands") as caught:

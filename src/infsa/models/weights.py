@@ -123,9 +123,11 @@ def read_data_config(path: str | Path) -> dict[str, Any]:
 
 
 def describe_data(model: nn.Module, **facts: Any) -> None:
-    """Write facts about the data of a model where timm looks for them: any of ``DATA``."""
-    config: Any = model.pretrained_cfg
-    config |= {name: value for name, value in facts.items() if name in DATA}
+    """Write facts about a model's data where timm looks for them, such as ``mean``, ``std`` or ``label_names``."""
+    described: Any = model
+    if not hasattr(described, "pretrained_cfg"):  # of an InfViT made by its class, not by its name
+        described.pretrained_cfg = {}
+    described.pretrained_cfg |= {name: value for name, value in facts.items() if name in DATA}
 
 
 def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:

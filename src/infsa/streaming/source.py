@@ -180,7 +180,8 @@ class Colours:
         if not source.model_input and len(self.mean) not in (1, self.wanted):
             raise ValueError(
                 f"the model takes {self.wanted} channels and has means of {len(self.mean)}: "
-                "pass normalised model input instead"
+                "set one per channel with infsa.models.describe_data(model, mean=..., std=...), "
+                "or pass normalised model input (C, H, W)"
             )
 
     def _hint(self, source: Source) -> str:
