@@ -408,3 +408,9 @@ def test_every_mark_has_its_check():
         document = path.relative_to(ROOT).as_posix()
         checked = {*SENTENCES.get(document, ()), *SPEED.get(document, ())}
         assert set(marked(document)) == checked, document
+
+
+def test_marks_leave_no_trace_on_the_page():
+    """A space before a mark shows before the full stop, and a mark that begins a line ends its paragraph."""
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert not re.findall(r".*\s<!--holds:.*", path.read_text(encoding="utf-8")), path
