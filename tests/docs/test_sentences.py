@@ -51,6 +51,11 @@ def aoc_over_random(name, method):
     return group["removal"]["mean"]["methods"][method]["aoc_over_random"]["mean"]
 
 
+def rival_boxes(name, method):
+    group = read_json(RESULTS / "attention-quality-rivals.json")["groups"][name]
+    return group["boxes"]["rules"]["centre"]["methods"][method]["roc"]["mean"]
+
+
 def fill_cells():
     """For every fill but the mean, MoRF-AOC minus random of the three mechanisms."""
     groups = read_json(RESULTS / "attention-quality-fills.json")["groups"]
@@ -301,6 +306,9 @@ SENTENCES = {
         "gradient-far-ahead": lambda: all(
             aoc_over_random(name, "gradient") > 2 * max(aoc_over_random(name, method) for method in METHODS)
             for name in THREE
+        ),
+        "gradient-no-better-on-boxes": lambda: all(
+            rival_boxes(name, "gradient") < max(rival_boxes(name, method) for method in METHODS) for name in THREE
         ),
         "fills-within-noise": lambda: all(
             max(x["mean"] for x in cells) - min(x["mean"] for x in cells) < min(x["over_runs"] for x in cells)
