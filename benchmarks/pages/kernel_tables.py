@@ -8,6 +8,7 @@ from infsa.report.table import Table
 from .kernel_figures import Content
 
 NONE = "–"
+EARLIER = " †"
 PASSES = ("forward", "both")
 MODELS = {"linear": "Linear", "pure": "Pure", "vit": "softmax"}
 CASES = {"infer 4096": "inference, 4096²", "infer 9216": "inference, 9216²", "train 4096": "training, 4096²"}
@@ -16,7 +17,7 @@ Shape = tuple[bool, int, int, int]  # causal, width, tokens, heads
 
 
 def attention_table(kernels: Content, pure: Content) -> str:
-    """Times of Pure InfSA and cuDNN's softmax by shape, in Markdown; ``pure``, wins where both have a row."""
+    """Times of Pure InfSA and cuDNN's softmax by shape, in Markdown; ``pure``, marked, wins where both have a row."""
     times: dict[Shape, dict[str, tuple[float, float]]] = {}
     for row in kernels["pure"]:
         pair = (row["times"]["infsa"]["ms"], row["times"]["sdpa_cudnn"]["ms"])
@@ -24,9 +25,10 @@ def attention_table(kernels: Content, pure: Content) -> str:
     for row in pure["attention"]:
         pair = (statistics.median(row["infsa_ms"]), statistics.median(row["cudnn_ms"]))
         times.setdefault(_shape(row), {})[row["passes"]] = pair
-    lines = []
-    for (causal, width, tokens, heads), found in sorted(times.items()):
-        name = f"{heads} × {width}, {tokens}{', causal' if causal else ''}"
+    lines, earlier = [], {_shape(row) for row in pure["attention"]}
+    for shape, found in sorted(times.items()):
+        causal, width, tokens, heads = shape
+        name = f"{heads} × {width}, {tokens}{', causal' if causal else ''}{EARLIER if shape in earlier else ''}"
         lines.append([name, *(cell for passes in PASSES for cell in _compared(found.get(passes)))])
     forward = ["Pure", "cuDNN", "speed-up"]
     return Table(["heads × width, tokens", *forward, *(f"{name}, fwd+bwd" for name in forward)], lines).markdown()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 def show_bytes(count: float) -> str:
     """A number of bytes for people."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    mebibytes = round(count / 2**20)
+    return f"{count / 2**30:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes} MiB"
 
 
 def available() -> int:

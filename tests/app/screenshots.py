@@ -34,7 +34,7 @@ def main(folder):
         page.get_by_role("button", name="Stream it").click()
         page.wait_for_selector("infsa-viewer canvas", timeout=120_000)
         page.wait_for_timeout(1000)
-        page.locator("infsa-viewer canvas").hover()
+        page.locator("infsa-viewer canvas").hover(position={"x": 207, "y": 205})  # the optic disc
         page.mouse.wheel(0, -350)
         keep("gigapixel")
         browser.close()

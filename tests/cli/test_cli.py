@@ -66,7 +66,7 @@ def test_demo_measures_and_draws(monkeypatch, capsys, tmp_path):
     assert all(difference < 1e-12 for difference in result["identities"].values())
     assert result["truncation"] == sorted(result["truncation"], reverse=True)
     for candidates in result["alignment"].values():
-        assert {"Linear-InfSA a", "energy ‖q‖", "uniform"} <= set(candidates)
+        assert {"Linear-InfSA a", "query norm ‖q‖", "uniform"} <= set(candidates)
     assert json.loads((tmp_path / "demo.json").read_text())["identities"] == result["identities"]
     figures = [file for file in result["files"] if file.endswith(".png")]
     assert len(figures) == 4

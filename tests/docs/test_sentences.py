@@ -51,6 +51,11 @@ def aoc_over_random(name, method):
     return group["removal"]["mean"]["methods"][method]["aoc_over_random"]["mean"]
 
 
+def rival_boxes(name, method):
+    group = read_json(RESULTS / "attention-quality-rivals.json")["groups"][name]
+    return group["boxes"]["rules"]["centre"]["methods"][method]["roc"]["mean"]
+
+
 def fill_cells():
     """For every fill but the mean, MoRF-AOC minus random of the three mechanisms."""
     groups = read_json(RESULTS / "attention-quality-fills.json")["groups"]
@@ -310,6 +315,9 @@ SENTENCES = {
             aoc_over_random(name, "gradient") > 2 * max(aoc_over_random(name, method) for method in METHODS)
             for name in THREE
         ),
+        "gradient-no-better-on-boxes": lambda: all(
+            rival_boxes(name, "gradient") < max(rival_boxes(name, method) for method in METHODS) for name in THREE
+        ),
         "fills-within-noise": lambda: all(
             max(x["mean"] for x in cells) - min(x["mean"] for x in cells) < min(x["over_runs"] for x in cells)
             for cells in fill_cells()
@@ -419,3 +427,9 @@ def test_every_mark_has_its_check():
         document = path.relative_to(ROOT).as_posix()
         checked = {*SENTENCES.get(document, ()), *SPEED.get(document, ())}
         assert set(marked(document)) == checked, document
+
+
+def test_marks_leave_no_trace_on_the_page():
+    """A space before a mark shows before the full stop, and a mark that begins a line ends its paragraph."""
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert not re.findall(r".*\s<!--holds:.*", path.read_text(encoding="utf-8")), path

@@ -14,6 +14,10 @@ from infsa.streaming.memory import parse_bytes, resident, show_bytes
 from .helpers import picture, small
 
 
+def test_a_size_is_shown_in_the_unit_it_rounds_to():
+    assert [show_bytes(2**30 - 1), show_bytes(2**29)] == ["1.00 GiB", "512 MiB"]
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("2GiB", 2**31), ("500 MB", 500_000_000), ("1.5GiB", 3 * 2**29), ("64", 64), (4096, 4096), ("3g", 3 * 2**30)],

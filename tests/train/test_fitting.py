@@ -80,6 +80,9 @@ def test_help_shows_every_default_and_format(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "train", "--help")
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
-    for words in ("paper: 64, deit: 1024, tiny: 64", "workers|resident", "32-true|bf16-mixed|16-mixed", "X,Y,...",
-                  "0.4,0.4,0.4,0.1"):  # fmt: skip
+    for words in ("paper: 64, deit: 1024, tiny: 64", "workers or resident", "32-true, bf16-mixed or 16-mixed",
+                  "X,Y,...", "0.4,0.4,0.4,0.1"):  # fmt: skip
         assert words in text
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(monkeypatch, capsys, "train", "--help")[1]
+    assert [line for line in out.splitlines() if "…" in line and "--no-grad-checkpo" not in line] == []

@@ -92,7 +92,7 @@ def show_removal(removal: Removal, drawn: str, level: int) -> str:
     line = f"left:{left + share * width:.2%};top:{1 - bottom - height:.2%};height:{height:.2%}"
     name = "Probability of the top prediction against the share of patches removed, in three orders"
     chart = f'<div class="chart" aria-label="{name}">{drawn}<i style="{line}"></i></div>'
-    note = '<p class="note">A good map makes the red curve fall fast and the blue one stay up.</p>'
+    note = '<p class="note">A good map makes the orange curve fall fast and the blue one stay up.</p>'
     return f'<div class="pair"><div>{show_step(removal, level)}</div><div>{chart}{note}</div></div>'
 
 

@@ -42,7 +42,10 @@ def bench(
     config: Annotated[
         list[str] | None,
         typer.Option(
-            help="4L-64H, 12L-12H-768, 4L-64H-conv, ...: layers, heads, width, patch, stem.", show_default="4L-64H"
+            "--size",
+            "--config",
+            help="Layers, heads and, if wanted, width, patch and stem: 4L-64H, 12L-12H-768, 4L-64H-conv; repeatable.",
+            show_default="4L-64H",
         ),
     ] = None,
     resolution: Annotated[
@@ -155,7 +158,7 @@ def make_plan(presets: list[str], axes: dict[str, Any], fields: dict[str, Any], 
         neutral = {"batch": 1, "dtype": None, "compile": "none", "part": "model", "energy": False, "limit": False}
         given += [name for name, value in fields.items() if value != neutral[name]]
         if given:
-            option = {"batch": "batch-size", "limit": "max-resolution"}.get(given[0], given[0])
+            option = {"config": "size", "batch": "batch-size", "limit": "max-resolution"}.get(given[0], given[0])
             raise ValueError(f"--{option} cannot be combined with a preset, which sets it")
         plan = [cases for name in presets for cases in PRESETS[name]()]
         kept = [[case for case in cases if not names or case.mechanism in names] for cases in plan]

@@ -41,8 +41,11 @@ def comments() -> dict[str, str]:
     return dict(found)
 
 
-def sentence(text: str) -> str:
-    """A comment as a help text."""
+def sentence(text: str, kind: Any = str) -> str:
+    """A comment as a help text, after the choices if the field has some: as a column of their own they would be cut."""
+    if typing.get_origin(kind) is typing.Literal:
+        *names, last = typing.get_args(kind)
+        return f"{', '.join(names)} or {last}: {text}."
     return text[:1].upper() + text[1:] + "." if text else ""
 
 
@@ -66,9 +69,7 @@ def default_of(name: str) -> str:
 
 
 def format_of(kind: Any) -> str | None:
-    """How an option is written: its choices, or a list of numbers; None where its type says it."""
-    if typing.get_origin(kind) is typing.Literal:
-        return "|".join(typing.get_args(kind))
+    """How an option is written: a list of numbers; None where its type says it."""
     return "X,Y,..." if typing.get_origin(kind) is tuple else None
 
 
@@ -94,7 +95,7 @@ def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         kind = hints[field.name]
         option = typer.Option(
-            help=sentence(help_texts[field.name]) or None, rich_help_panel=panels[field.name],
+            help=sentence(help_texts[field.name], kind) or None, rich_help_panel=panels[field.name],
             show_default=default_of(field.name) or False, metavar=format_of(kind),
         )  # fmt: skip
         shown: Any = kind if kind in (int, float, bool) else str

@@ -35,13 +35,13 @@ SIDE, CELLS, LEVELS = 64, 8, 12  # the shipped models: pixels and patches a side
 CANDIDATES = {
     "a": "Linear-InfSA a",
     "power, 1 step": "one power step (degree)",
-    "energy": "energy ‖q‖",
+    "energy": "query norm ‖q‖",
     "uniform": "uniform",
 }
 UNTRAINED = {
     "a": "Linear-InfSA a",
     "a, 3 rounds": "a after 3 iterations",
-    "energy": "energy ‖q‖",
+    "energy": "query norm ‖q‖",
     "uniform": "uniform",
 }
 SIDES = (256, 512, 768, 1024)  # pixels: 257 to 4,097 tokens

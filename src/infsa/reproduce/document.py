@@ -175,11 +175,11 @@ def page(ledger: Ledger) -> str:
         "## Conditions\n",
         "4L: 4 layers of 64 heads; 24L: 24 of 16. Pure, Linear: the paper's InfViT; softmax (unfused): its Standard "
         "ViT. Here: our conditions. Differences: in points. ±: standard error; –: not given. Percentages beside "
-        "verdicts: of the paper's effect, from 200% as multiples.\n",
+        "verdicts: of the paper's effect, from 200% as multiples. Slashes separate "
+        "runs.\n",
         conditions(ledger),
         *(section(names, ledger) for names in sections(ledger)),
         "## Beyond the paper\n",
-        "Our checks.\n",
         compact(Table(["check", "ours", "detail"], beyond)),
         f"infsa {facts['infsa']}, torch {facts['torch']}.\n",
     ])  # fmt: skip

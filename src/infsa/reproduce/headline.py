@@ -63,6 +63,6 @@ def launch_note(ledger: Ledger) -> str:
     if not any(row["why"] == LAUNCH_BOUND for row in rows):
         return ""
     return (
-        "\nLaunch-bound: the GPU waits for the host, so that eager times say little about the mechanism. The "
+        "\nLaunch-bound: the GPU waits for the host, so eager times say little about the mechanism. The "
         "CUDA-graph rows that would decide have not been measured yet.\n"
     )

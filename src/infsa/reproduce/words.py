@@ -4,6 +4,7 @@ from typing import Any
 
 from ..report.bench_tables import number
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Ledger = dict[str, Any]
 Row = dict[str, Any]
 
@@ -16,7 +17,7 @@ def shown(value: float | None, row: Row) -> str:
         return "yes" if value else "no"
     if value and not 1e-4 <= abs(value) < 1e7:
         mantissa, _, power = f"{value:.2e}".partition("e")
-        text = f"{mantissa}·10^{int(power)}"
+        text = f"{mantissa}·10{str(int(power)).translate(RAISED)}"
     else:
         text = number(value, 4 if row["kind"] in ("value", "score") else 3)
         text = text.rstrip("0").rstrip(".") if "." in text else text

@@ -32,7 +32,7 @@ class Recipe:
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for create_model, such as gamma or depth
     data: str = "shapes"  # dataset, such as shapes, folder:PATH or npz:PATH
     val_data: str = ""  # another dataset to validate on; empty: the validation split of --data
-    val_share: float = 0.0  # share of training images held out for validation; 0: none, or 0.2 if the data has no split
+    val_share: float = 0.0  # share of training images held out; 0: the data's validation split, or 0.2 if it has none
     data_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for open_dataset, such as classes
     init: str = ""  # weights to start from: shipped model, file, folder, run, timm:NAME or hf:NAME; empty: random
     weight_init: Literal["normal", "xavier", "preserving"] = "normal"  # random weights; see InfViT.init_weights
