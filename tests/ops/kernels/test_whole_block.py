@@ -257,6 +257,11 @@ def test_wrong_grids_are_refused_as_before():
     block, x = made()
     with pytest.raises(ValueError, match="x must have num_prefix"):
         block(x, (3, 5))
+    for grid, num_prefix, wrong in (((-4, -5), 1, "h of grid"), ((2, 11), -1, "num_prefix"), ((20, 1, 1), 1, "grid")):
+        with pytest.raises(ValueError, match=wrong):
+            block(x, grid, num_prefix)
+    with pytest.raises(ValueError, match="h of grid"):
+        block(x[:, :0], (0, 0), 0)
 
 
 def test_copies_of_tokens_that_are_no_plain_memory():
