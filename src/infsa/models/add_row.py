@@ -64,7 +64,7 @@ class AddRow:
 
     def __init__(self, shape: torch.Size, device: torch.device, eps: float, biased: bool) -> None:
         batch, n, dim = shape
-        self.size = (batch * n, dim)
+        self.shape, self.size = shape, (batch * n, dim)
         warps = 4 if dim <= 2048 else 8
         sizes = {"DIM": dim, "BLOCK": triton.next_power_of_2(dim), "BIASED": biased, "num_warps": warps}
         self.launches = [
@@ -74,8 +74,8 @@ class AddRow:
     def __call__(
         self, x: Tensor, row: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, kept: bool
     ) -> tuple[Any, ...]:
-        """Both (B · N, D); y = x + row, and mean and 1/σ of its rows, if they are to be kept."""
-        out, normal = row.new_empty(*self.size), row.new_empty(*self.size)
+        """(B, N, D) and (B · N, D); y = x + row, and mean and 1/σ of its rows, if they are to be kept."""
+        out, normal = row.new_empty(*self.shape), row.new_empty(*self.size)
         y = mean = scale = x  # stand for what is not written
         if kept:
             y, mean = row.new_empty(*self.size), row.new_empty(self.size[0], dtype=torch.float32)

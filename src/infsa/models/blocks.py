@@ -96,6 +96,8 @@ class Block(nn.Module):
         """Whether one function may stand for the modules, whose errors are theirs to say."""
         if type(self) is not Block or self.mlp is None or not isinstance(grid, tuple) or x.dim() != 3:
             return False
+        if len(grid) != 2 or min(grid) < 1 or num_prefix < 0:
+            return False
         count = num_prefix + grid[0] * grid[1]
         return x.shape[1] == count and (self.mlp_chunk is None or count <= self.mlp_chunk)
 

@@ -12,7 +12,7 @@ from ..ops.linear.plan import spans_of
 from ..ops.triton.launch import Launch
 from ..ops.triton.parts import COUNTS, rounded, wide
 
-PROGRAMS = 528  # that share the tokens of a batch
+PROCESSORS, WARPS = 132, 24  # of a GPU, and what each holds at once at 80 registers a thread
 LEAST = 4  # tokens of a program
 NUMBERS = 2048  # of tokens, per step
 COLUMNS, SPANS = 64, 64  # of a step over the sums of spans
@@ -73,14 +73,14 @@ def token_kernel(
 
 
 @triton.jit
-def added_up(sums_ptr, first, last, column, DIM: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr):
-    """The sum over some spans, always in the same order."""
+def add_up(sums_ptr, first, last, out_ptr, column, DIM: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr):
+    """Write the sum over some spans, always in the same order."""
     found = tl.zeros([SPANS, COLUMNS], dtype=tl.float32)
     for start in tl.range(first, last, SPANS):
         span = start + tl.arange(0, SPANS)
         mask = (span < last)[:, None] & (column < DIM)[None, :]
         found += tl.load(sums_ptr + wide(span)[:, None] * (3 * DIM) + column[None, :], mask=mask, other=0.0)
-    return tl.sum(found, 0)
+    tl.store(out_ptr + column, rounded(tl.sum(found, 0), out_ptr.dtype.element_ty), mask=column < DIM)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -96,21 +96,18 @@ def sum_kernel(
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """The three sums over all spans; before them, by programs of their own, the last one of each image."""
+    """The last sum of each image, then the three over all spans, each by programs of its own."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    image, known = tl.program_id(0), column < DIM
+    image, spans = tl.program_id(0), items * splits
     if image < items:
-        row = added_up(sums_ptr + 2 * DIM, image * splits, (image + 1) * splits, column, DIM, COLUMNS, SPANS)
-        spot = on_row_ptr + wide(image) * DIM + column
-        tl.store(spot, rounded(row, on_row_ptr.dtype.element_ty), mask=known)
+        first, row_ptr = image * splits, on_row_ptr + wide(image) * DIM
+        add_up(sums_ptr + 2 * DIM, first, first + splits, row_ptr, column, DIM, COLUMNS, SPANS)
+    elif image == items:
+        add_up(sums_ptr, 0, spans, on_gain_ptr, column, DIM, COLUMNS, SPANS)
+    elif image == items + 1:
+        add_up(sums_ptr + DIM, 0, spans, on_shift_ptr, column, DIM, COLUMNS, SPANS)
     else:
-        spans = items * splits
-        found = added_up(sums_ptr, 0, spans, column, DIM, COLUMNS, SPANS)
-        tl.store(on_gain_ptr + column, rounded(found, on_gain_ptr.dtype.element_ty), mask=known)
-        found = added_up(sums_ptr + DIM, 0, spans, column, DIM, COLUMNS, SPANS)
-        tl.store(on_shift_ptr + column, rounded(found, on_shift_ptr.dtype.element_ty), mask=known)
-        found = added_up(sums_ptr + 2 * DIM, 0, spans, column, DIM, COLUMNS, SPANS)
-        tl.store(on_all_ptr + column, rounded(found, on_all_ptr.dtype.element_ty), mask=known)
+        add_up(sums_ptr + 2 * DIM, 0, spans, on_all_ptr, column, DIM, COLUMNS, SPANS)
 
 
 def warps_for(numbers: int) -> int:
@@ -125,12 +122,13 @@ class NormGradient:
         (batch, n, dim), self.shape = shape, shape
         block = triton.next_power_of_2(dim)
         tokens = min(LEAST, max(1, NUMBERS // block))
-        splits, span = spans_of(n, PROGRAMS // batch, LEAST)
+        warps = warps_for(tokens * block)
+        splits, span = spans_of(n, PROCESSORS * (WARPS // warps) // batch, LEAST)  # all programs run at once
         self.sums = (batch * splits, 3, dim)
-        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps_for(tokens * block)}
+        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps}
         self.tokens = Launch(token_kernel, (batch * splits,), (n, splits, span), sizes, device)
         blocks, sizes = triton.cdiv(dim, COLUMNS), {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
-        self.rows = Launch(sum_kernel, (batch + 1, blocks), (batch, splits), sizes, device)
+        self.rows = Launch(sum_kernel, (batch + 3, blocks), (batch, splits), sizes, device)
 
     def __call__(
         self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor

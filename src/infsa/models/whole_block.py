@@ -157,7 +157,10 @@ def _made_of(block: Any) -> tuple[tuple[Any, ...], Tensor | None, Options] | Non
     gamma = decay.forward()
     learned = isinstance(gamma, Tensor)
     layers = (norm1, q, key, v, proj, norm2, fc1, fc2)
-    own = [y for layer in layers for y in ((None, None) if layer is None else _parameters(layer))]
+    try:
+        own = [y for layer in layers for y in ((None, None) if layer is None else _parameters(layer))]
+    except KeyError:  # replicas of DataParallel and shards of FSDP hold plain tensors instead
+        return None
     sizes = (attn.num_heads, attn.activation, attn.eps, 1.0 if learned else gamma)
     return tuple(own), gamma if learned else None, Options((norm1.eps, norm2.eps), act.approximate, *sizes)
 
@@ -179,7 +182,7 @@ def _forward(plan: Plan, options: Options, tensors: Tensors, learning: bool) -> 
     found, inner, y, mean2, scale2 = plan.add_row(x, row, narrow_bias, gain2, shift2, learning)
     hidden = F.linear(inner, wide, wide_bias)
     active = F.gelu(hidden, approximate=options.approximate)
-    found = found.addmm_(active, narrow.t()).view(shape)
+    found.view(-1, shape[2]).addmm_(active, narrow.t())  # what is returned must be no view: it may change in place
     return found, (normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active), sums
 
 
@@ -262,8 +265,10 @@ class _Whole(torch.autograd.Function):
 
 def _plain_gradients(options: Options, tensors: Tensors, grad: Tensor, wants: Sequence[bool]) -> list[Tensor | None]:
     """The same by plain operations, which can be differentiated again and batched."""
+    from ..ops.linear.fused import autocast_off
+
     again = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.enable_grad(), autocast_off(grad):
         own = [None if y is None else y.view_as(y) for y in tensors]  # a weight used twice has two gradients
         asked = [y for y, wanted in zip(own, wants, strict=False) if wanted and y is not None]
         pulled = iter(torch.autograd.grad(_plain(options, own), asked, grad, create_graph=again))

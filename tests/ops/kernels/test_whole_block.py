@@ -133,6 +133,22 @@ def test_batched_gradients():
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_second_derivatives_ignore_autocast():
+    block, x = made()
+    found = block(x, GRID).square().sum()
+    (expected,) = torch.autograd.grad(found, x, create_graph=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        (pulled,) = torch.autograd.grad(found, x, create_graph=True)
+    assert torch.equal(pulled, expected)
+
+
+def test_the_result_may_be_changed_in_place():
+    block, x = made()
+    (expected,) = torch.autograd.grad(block(x, GRID).mul(2).sum(), x)
+    (found,) = torch.autograd.grad(block(x, GRID).mul_(2).sum(), x)
+    assert torch.equal(found, expected)
+
+
 def dropping(block):
     block.drop.p = 0.1
 
@@ -174,12 +190,20 @@ def transposed(block):
     weight.data = weight.data.t().contiguous().t()
 
 
+def of_plain_tensors(block):
+    """As the replicas of DataParallel are."""
+    weight = block.mlp.fc1.weight
+    del block.mlp.fc1.weight
+    block.mlp.fc1.weight = weight * 1
+
+
 def without_shift(block):
     block.norm2.bias = None
 
 
 CHANGES = [
     dropping, dropping_paths, hooked, replaced, wrapped, adapted, chunked, chosen, patched, transposed, without_shift,
+    of_plain_tensors,
 ]  # fmt: skip
 
 
@@ -233,6 +257,11 @@ def test_wrong_grids_are_refused_as_before():
     block, x = made()
     with pytest.raises(ValueError, match="x must have num_prefix"):
         block(x, (3, 5))
+    for grid, num_prefix, wrong in (((-4, -5), 1, "h of grid"), ((2, 11), -1, "num_prefix"), ((20, 1, 1), 1, "grid")):
+        with pytest.raises(ValueError, match=wrong):
+            block(x, grid, num_prefix)
+    with pytest.raises(ValueError, match="h of grid"):
+        block(x[:, :0], (0, 0), 0)
 
 
 def test_copies_of_tokens_that_are_no_plain_memory():
