@@ -122,6 +122,16 @@ def test_a_batch_that_nobody_asked_for_fits_the_images(tmp_path):
     assert 1 < used < 1000
 
 
+def test_without_a_classifier_the_features_are_learned(tmp_path):
+    original = timm.create_model("deit_tiny_patch16_224", **{**OPTIONS, "num_classes": 0}).eval()
+    converted = infsa.convert(original, "pure")
+    plan = Adaptation(**{**TINY, "layer_epochs": 0, "logit_epochs": 12, "logit_lr": 5e-3})
+    first, before, after = adapt(original, converted, plan, tmp_path)["history"]
+    assert first["agreement"] == pytest.approx(1)
+    assert before["agreement"] < after["agreement"] < 1
+    assert after["top1"] is None
+
+
 def test_an_image_size_that_the_original_does_not_take_is_named(tmp_path):
     with pytest.raises(ValueError, match="image_size=48 does not fit the model"):
         adapt(*pair(), Adaptation(**{**TINY, "image_size": 48}), tmp_path)

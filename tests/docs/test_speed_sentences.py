@@ -336,7 +336,6 @@ FRONT = {
 }
 PAGES = {
     "README.md": FRONT,
-    "docs/index.md": {"thirteen-times-unfused": SENTENCES["thirteen-times-unfused"]},
     "docs/benchmarks.md": SENTENCES | {"fused-compiled-four": FRONT["fused-compiled-four"]},
     "docs/kernels.md": KERNELS,
     "docs/choosing.md": CROSSOVERS,

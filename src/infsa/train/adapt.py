@@ -1,4 +1,7 @@
-"""Win back what conversion cost: match the original's layers, then its logits, then labels if there are any."""
+"""Win back what conversion cost: match the original's layers, then its logits, then labels if there are any.
+
+Of a model without a classifier, the features take the place of the logits.
+"""
 
 import math
 import time
@@ -19,7 +22,7 @@ from ..files import write_json
 from ..provenance import provenance
 from .adaptation import STAGES, Adaptation, open_images
 from .checkpoint import list_checkpoints, newest_checkpoint, write_checkpoint
-from .distill import class_logits, layer_loss, logit_loss, recorded_calls
+from .distill import class_logits, layer_loss, logit_loss, recorded_calls, relative_error
 from .feed import Feed, skip_log
 from .module import STEP_SEED, smoothed
 from .recipe import current
@@ -53,6 +56,7 @@ class Adapter:
             raise ValueError(f"label_epochs={plan.label_epochs} needs labels, and {plan.data} has none")
         self.device = next(converted.parameters()).device
         self.classes = len(self.train_set.classes)
+        self.headless = getattr(original, "num_classes", None) == 0
         if fit_batch:
             plan = plan.with_batch_for(len(self.train_set))
         self.plan = plan
@@ -167,22 +171,28 @@ class Adapter:
                 return F.cross_entropy(class_logits(student(images)).float(), targets)
             with torch.no_grad():
                 wanted = class_logits(teacher(images))
-            return logit_loss(class_logits(student(images)), wanted, self.plan.temperature)
+            given = class_logits(student(images))
+            return relative_error(given, wanted) if self.headless else logit_loss(given, wanted, self.plan.temperature)
 
     def _measure(self, name: str, model: nn.Module) -> None:
-        """Agreement with the original on validation images, and accuracy if they have labels."""
+        """Agreement with the original on validation images, and accuracy if they have labels.
+
+        Models agree on an image if both take it for the same class; without a classifier, as far as the cosine of their
+        features says.
+        """
         given, labels = self._answers(model)
         if self.wanted is None:
             self.wanted = given if model is self.original else self._answers(self.original)[0]
-        same, right = ((given == other).double().mean().item() for other in (self.wanted, labels))
-        row: dict[str, Any] = {"stage": name, "step": self.step, "agreement": same}
-        row |= {"top1": right if self.labelled else None, "seconds": self.seconds, "images": len(labels)}
+        same = F.cosine_similarity(given, self.wanted) if self.headless else (given == self.wanted).double()
+        right = (given == labels).double().mean().item() if self.labelled and not self.headless else None
+        row: dict[str, Any] = {"stage": name, "step": self.step, "agreement": same.mean().item()}
+        row |= {"top1": right, "seconds": self.seconds, "images": len(labels)}
         self.history.append(row)
         self._tell({"kind": "val", **row})
 
     @torch.no_grad()
     def _answers(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """The class that a model gives each validation image, and the label."""
+        """The class that a model gives each validation image, or its features, and the label."""
         model.eval()
         given, labels = [], []
         for batch in self.feed.val:
@@ -193,7 +203,7 @@ class Adapter:
                 raise ValueError(f"image_size={self.plan.image_size} does not fit the model: {error}") from error
             if self.plan.label_epochs and logits.shape[1] != self.classes:
                 raise ValueError(f"label_epochs needs a model with {self.classes} classes, got {logits.shape[1]}")
-            given.append(logits.argmax(-1))
+            given.append(logits.double() if self.headless else logits.argmax(-1))
             labels.append(batch[1].to(self.device))
         return torch.cat(given), torch.cat(labels)
 

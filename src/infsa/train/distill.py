@@ -1,4 +1,4 @@
-"""What a converted model can learn from the original: the outputs of its attention layers, and its logits."""
+"""What a converted model can learn from the original: the outputs of its attention layers, its logits, its features."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,11 +50,15 @@ def recorded_calls(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Ca
             hook.remove()
 
 
-def layer_loss(layer: nn.Module, call: Call) -> Tensor:
-    """‖y' − y‖² / ‖y‖² between a converted layer and the original one, on the original's input."""
-    given = first_tensor(layer(*call.arguments, **call.options)).float()
-    wanted = call.output.float()
+def relative_error(given: Tensor, wanted: Tensor) -> Tensor:
+    """‖y' − y‖² / ‖y‖²."""
+    given, wanted = given.float(), wanted.float()
     return (given - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def layer_loss(layer: nn.Module, call: Call) -> Tensor:
+    """The relative error of a converted layer on the original's input."""
+    return relative_error(first_tensor(layer(*call.arguments, **call.options)), call.output)
 
 
 def logit_loss(given: Tensor, wanted: Tensor, temperature: float) -> Tensor:
