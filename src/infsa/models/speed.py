@@ -183,8 +183,9 @@ class FastInfViT(nn.Module):
     def warm_up(self, *sizes: int | tuple[int, int], batch: int = 1) -> dict[str, float]:
         """Compile and load the kernels, and capture the graphs of the given image sizes, by default the model's own.
 
-        Kernels are compiled at the first call, for all sizes and batches to come, and kept on disk by Triton. Returns
-        ``seconds``, what it took, and ``graphs`` and ``graph_bytes`` of :meth:`graph_memory`.
+        Kernels are compiled at the first call, for all sizes and batches to come, and kept on disk by Triton; a few
+        more at the first call with a ``patch_mask``. Returns ``seconds``, what it took, and ``graphs`` and
+        ``graph_bytes`` of :meth:`graph_memory`.
         """
         check_count(batch, "batch")
         like, begin = self.model.patch_embed.proj.weight, time.perf_counter()

@@ -22,9 +22,7 @@ from .embedding import PixelEmbedding
 from .source import Colours
 from .tiles import Tile, Tiling
 
-CHUNK = (
-    1 << 20
-)  # bytes of tokens that go through a block together on a CPU, so that the hidden layer stays in its cache
+CHUNK = 1 << 20  # bytes of tokens that go through a block together on a CPU: the hidden layer stays in its cache
 
 Sums = dict[str, Tensor]  # by name; all add up but "largest", whose maximum counts
 
