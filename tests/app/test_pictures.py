@@ -111,5 +111,5 @@ def test_the_guide_states_the_limits_that_hold():
     guide = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8")
     assert f"up to {MAX_PIXELS / 1e6:.0f} megapixels" in guide
     assert f"up to {MAX_MEGAPIXELS} megapixels" in guide
-    assert f"in {LEVELS} levels" in guide
+    assert f"{LEVELS} steps" in guide
     assert inspect.signature(explore).parameters["max_megapixels"].default == MAX_MEGAPIXELS

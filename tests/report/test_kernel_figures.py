@@ -76,7 +76,7 @@ def test_figures_and_tables(script, tmp_path):
     later = {"heads": 8, "width": 128, "n": 16384, "passes": "both", "is_causal": True}
     table = attention_table(content, {"attention": [later | {"infsa_ms": [1.0, 2.0, 9.0], "cudnn_ms": [3.0] * 3}]})
     assert "| 16 × 64, 16384 | 1.833 | 2.291 | 1.25 | – | – | – |" in table
-    assert "| 8 × 128, 16384, causal | – | – | – | 2.000 | 3.000 | 1.50 |" in table
+    assert "| 8 × 128, 16384, causal † | – | – | – | 2.000 | 3.000 | 1.50 |" in table
     row = {"what": "layer", "n": 4096, "dtype": "float32"}
     rows = [row | {"impl": "fused", "forward_ms": 0.3, "both_ms": 1.0}, row | {"impl": "chunked", "failed": "x"}]
     assert "| float32 | 4096 | 0.30 / 1.00 | – / – |" in linear_table({"rows": rows})
