@@ -1,25 +1,19 @@
-"""The fast path gives the model's logits and gradients; 8 bits give them with a small, reported error."""
+"""The fast path gives the model's logits and gradients."""
 
-import contextlib
 import copy
-import gc
 import io
-import types
 import warnings
 
-import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_sample_images
 from timm.layers import Mlp
 from torch import nn
 
 import infsa
-from infsa.models import fast, graphs
+from infsa.models import fast
 from infsa.models.blocks import Block
 from infsa.models.embedding import embed
-from infsa.models.fp8 import round_rows, rounded_product
-from infsa.models.graphs import Graphs, Snapshot
+from infsa.models.graphs import Snapshot
 from infsa.models.tokenwise import chunks
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5, "img_size": 24}
@@ -175,87 +169,6 @@ def test_every_change_of_the_parameters_is_seen(change):
             quick(x).sum().backward()
         torch.optim.AdamW(model.parameters(), lr=0.5, fused=True).step()
     torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-10)
-
-
-class Stored:
-    """A graph that remembers what it was captured for, and runs it again."""
-
-    bytes = 10
-
-    def __init__(self, function, images, mask, place):
-        assert not gc.isenabled(), "what is collected during a capture may be a graph, which would end it"
-        self.function, self.place, self.shape = function, place, images.shape
-
-    def __call__(self, images, mask):
-        return self.function(images, mask) + 100
-
-
-@pytest.fixture
-def table(monkeypatch):
-    """A table of graphs without a GPU; ``table.stream`` is the current stream."""
-    made = Graphs()
-    made.stream = 1
-    monkeypatch.setattr(graphs, "Graph", Stored)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=made.stream))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(torch.cuda, "Stream", object)
-    return made
-
-
-def first_number(images, mask):
-    return images.flatten()[0]
-
-
-def test_a_second_call_of_a_kind_is_a_graph(table):
-    x = images()
-    for expected in (0, 100, 100):
-        assert table.run(first_number, x, None) == x.flatten()[0] + expected
-    for other in ((x, torch.ones(2, 3, 5, dtype=torch.bool)), (x.float(), None), (images(size=(40, 24)), None)):
-        assert table.run(first_number, *other) < 100, "another kind"
-        assert table.run(first_number, *other) > 90
-    assert len(table.graphs) == 4
-
-
-def test_streams_share_neither_images_nor_memory(table):
-    x = images()
-    table.run(first_number, x, None)
-    table.stream = 2
-    assert table.run(first_number, x, None) == x.flatten()[0]
-    one, two = (graph.place for graph in table.graphs.values())
-    assert one.images is not two.images
-    assert one.pool is not two.pool
-    assert one.stream is not two.stream
-
-
-def test_graphs_are_few_and_their_memory_is_bounded(table, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 3)
-    sizes = [(8, 8 * n) for n in range(1, 5)]
-    for size in sizes[:3]:
-        table.run(first_number, images(size=size), None)
-    table.run(first_number, images(size=sizes[0]), None)  # so that the second is the oldest
-    table.run(first_number, images(size=sizes[3]), None)
-    assert sorted(graph.shape[3] // 8 for graph in table.graphs.values()) == [1, 3, 4]
-    assert table.bytes == 8 * (384 + 768 + 2 * 768) + 4 * Stored.bytes, "memory for images grows in steps of two"
-    monkeypatch.setattr(graphs, "MOST_BYTES", table.bytes - 1)
-    table.run(first_number, images(size=(16, 16)), None)
-    assert len(table.graphs) == 1
-    assert table.bytes == 8 * 1536 + Stored.bytes
-
-
-def test_what_cannot_be_captured_still_runs(table, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(graphs, "Graph", refuse)
-    x = images()
-    for _ in range(graphs.MOST_FAILURES - 1):  # what failed once is tried again
-        assert table.run(first_number, x, None) == x.flatten()[0]
-    with pytest.warns(UserWarning, match="^short inputs are not replayed as CUDA graphs: operation not permitted"):
-        assert table.run(first_number, x, None) == x.flatten()[0]
-    monkeypatch.setattr(graphs, "Graph", lambda *_: pytest.fail("tried again"))
-    assert table.run(first_number, x, None) == x.flatten()[0]
-    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("change", ["number", "module", "parameter", "address", "mode"])
@@ -442,60 +355,6 @@ def test_where_compiling_fails_training_is_eager_and_a_warning_says_so(monkeypat
 def seeded_gradients(quick, x):
     torch.manual_seed(5)
     return torch.autograd.grad(quick(x).sum(), list(quick.model.parameters()))
-
-
-def test_eight_bits_round_to_the_nearest_of_their_row():
-    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(2)) * torch.tensor([1e-3, 1, 1e3, 1, 1, 0])[:, None]
-    eight, scale = round_rows(x)
-    assert ((eight.float() * scale - x).abs() <= x.abs() * 2**-4 + scale * 2**-10).all()
-    assert eight.float().abs().amax(1)[:5].tolist() == [448] * 5
-
-
-@torch.no_grad()
-def test_error_of_eight_bits_is_reported():
-    model = small(dtype=torch.bfloat16)
-    x = images(torch.bfloat16)
-    for activation in (nn.GELU(), nn.ReLU()):
-        for block in model.blocks:
-            block.mlp.act = activation
-        error = fast(model, fp8=True, chunk=9).eval().error(x)
-        assert 0 < error["relative"] < 0.2
-        assert 0 <= error["same_class"] <= 1
-    layer = nn.Linear(32, 16, dtype=torch.bfloat16)
-    rows = torch.randn(6, 32, dtype=torch.bfloat16)
-    found = rounded_product(round_rows(rows), round_rows(layer.weight), layer.bias, rows.dtype)
-    assert (found - layer(rows)).norm() <= 0.1 * layer(rows).norm()
-
-
-@torch.no_grad()
-def test_eight_bits_keep_the_classes_of_a_trained_model():
-    """As docs/models.md says; there on more pieces of the photographs."""
-    model = infsa.create_model("infvit_linear_tiny", pretrained=True).eval()
-    mean, deviation = (torch.tensor(model.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
-    photographs = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2) / 255
-    pieces = nn.functional.interpolate(photographs[..., :256, :512], scale_factor=0.5, mode="area")
-    x = torch.cat([(piece - mean) / deviation for piece in pieces.split(64, 3)]).to(torch.bfloat16)
-    error = fast(model.to(torch.bfloat16), fp8=True).error(x)
-    assert error["same_class"] == 1
-    assert 0.01 < error["relative"] < 0.06
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("change", ["in place", "data", "replaced"])
-def test_eight_bits_are_those_of_the_weights_as_they_are(change):
-    model, x = small(dtype=torch.bfloat16), images(torch.bfloat16)
-    quick = fast(model, fp8=True)
-    before, layer = quick(x), model.blocks[0].mlp.fc2
-    if change == "in place":
-        layer.weight.mul_(-1)
-    elif change == "data":
-        layer.weight.data.mul_(-1)
-    else:
-        model.blocks[0].mlp.fc2 = nn.Linear(128, 32, dtype=torch.bfloat16).eval()
-    found = quick(x)
-    assert (found - before).norm() > 0.1 * before.norm()
-    assert (found - model(x)).norm() < 0.3 * found.norm()
-    torch.testing.assert_close(found, fast(model, fp8=True)(x), rtol=0, atol=0)
 
 
 def test_what_cannot_be_is_refused():

@@ -13,7 +13,8 @@ from infsa.models.blocks import Block
 from infsa.models.graphs import Snapshot
 from infsa.models.tokenwise import is_plain_mlp
 
-from .test_speed import Stored, first_number, images, small, table  # noqa: F401  # a fixture
+from .test_graphs import Stored, first_number, table  # noqa: F401  # a fixture
+from .test_speed import images, small
 
 
 def assert_same(model):
