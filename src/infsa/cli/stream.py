@@ -294,20 +294,14 @@ def _estimate(
 
 def _predictions(model: "InfViT", logits: Any) -> list[dict[str, Any]]:
     """The likeliest classes, of every task if the model has several."""
-    from ..evaluate.maps import class_names, model_tasks
+    from ..evaluate.maps import class_names, likeliest_outputs
 
-    names, found = class_names(model), list[dict[str, Any]]()
-    if not names:
-        return found
-    tasks, first = model_tasks(model), 0
-    for own in tasks.split(tasks.probabilities(logits[0])):
-        values, places = own.topk(min(5, len(own)))
-        found += [
-            {"class": names[first + place], "number": first + place, "probability": value}
-            for value, place in zip(values.tolist(), places.tolist(), strict=True)
-        ]
-        first += len(own)
-    return found
+    if not (names := class_names(model)):
+        return []
+    return [
+        {"class": names[output], "number": output, "probability": chance}
+        for output, chance in likeliest_outputs(model, logits)[0]
+    ]
 
 
 @contextmanager

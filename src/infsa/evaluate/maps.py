@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -61,13 +60,24 @@ def likeliest(model: InfViT, logits: Tensor, count: int = 5) -> list[list[tuple[
         >>> likeliest(infsa.create_model("vit_tiny", num_classes=2), torch.tensor([[0.0, 0.0]]), count=1)
         [[('class 0', 0.5)]]
     """
-    tasks, names = model_tasks(model), iter(class_names(model))
-    found: list[list[tuple[str, float]]] = [[] for _ in logits]
+    names = class_names(model)
+    return [[(names[output], chance) for output, chance in row] for row in likeliest_outputs(model, logits, count)]
+
+
+def likeliest_outputs(model: InfViT, logits: Tensor, count: int = 5) -> list[list[tuple[int, float]]]:
+    """The same with the numbers of the outputs in place of the names of the classes.
+
+    Example:
+        >>> likeliest_outputs(infsa.create_model("vit_tiny", num_classes=2), torch.tensor([[0.0, 2.0]]), count=1)
+        [[(1, 0.8807970285415649)]]
+    """
+    tasks, first = model_tasks(model), 0
+    found: list[list[tuple[int, float]]] = [[] for _ in logits]
     for own in tasks.split(tasks.probabilities(logits)):
-        labels = list(islice(names, own.shape[-1]))
-        values, places = own.topk(min(count, len(labels)))
-        for row, where, chances in zip(found, places.tolist(), values.tolist(), strict=True):
-            row += [(labels[place], chance) for place, chance in zip(where, chances, strict=True)]
+        values, places = own.topk(min(count, own.shape[-1]))
+        for row, outputs, chances in zip(found, (first + places).tolist(), values.tolist(), strict=True):
+            row += zip(outputs, chances, strict=True)
+        first += own.shape[-1]
     return found
 
 
