@@ -10,7 +10,7 @@ from .tokenwise import chunks
 
 OWN = ("embed", "embed_patches", "patch_positions", "positions", "with_positions", "with_prefix")  # as InfViT has them
 MOST_CELLS = 128  # in a row of the base grid; more would take too much of a processor
-AT_ONCE = 16896  # patches that are unfolded, and multiplied while they are in the cache
+AT_ONCE = 16896  # patches, in whole lines, that are unfolded, multiplied and placed while they are in the cache
 
 
 def embed(model: InfViT, images: Tensor) -> Tensor:
@@ -25,29 +25,31 @@ def embed(model: InfViT, images: Tensor) -> Tensor:
     (height, width), (down, across), (base_h, base_w) = grid, layer.patch_size, layer.grid_size
     spare = (0, width * across - images.shape[3], 0, height * down - images.shape[2])
     images = (nn.functional.pad(images, spare) if any(spare) else images).contiguous()
-    count, dim, pixels = images.shape[0] * height * width, model.embed_dim, model.in_chans * down * across
+    lines, dim, pixels = images.shape[0] * height, model.embed_dim, model.in_chans * down * across
     weight, bias = layer.proj.weight.reshape(dim, pixels).t(), layer.proj.bias
-    patches = images.new_empty(count, dim)
-    unfolded = images.new_empty(min(count, AT_ONCE + AT_ONCE // 4), pixels)
-    block = min(PIXELS, padded(pixels))
-    sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
-    unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
-    for part in chunks(count, AT_ONCE):
-        rows = part.stop - part.start
-        programs = (-(-rows // PATCHES), -(-pixels // block), 1)
-        unfold(programs, (images, unfolded), rows, part.start, height, width)
-        if bias is None:
-            torch.mm(unfolded[:rows], weight, out=patches[part])
-        else:
-            torch.addmm(bias, unfolded[:rows], weight, out=patches[part])
     x = images.new_empty(images.shape[0], prefix + height * width, dim)
     if prefix:
         tokens: list[Tensor] = [token for token in (model.cls_token, model.reg_token) if token is not None]
         x[:, :prefix] = torch.cat(tokens, 1) + table[:, :prefix]
+    block, parts = min(PIXELS, padded(pixels)), list(chunks(lines, max(1, AT_ONCE // width)))
+    most = max(part.stop - part.start for part in parts) * width
+    unfolded, patches = images.new_empty(most, pixels), images.new_empty(most, dim)
+    sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
+    unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
     sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
     place = launcher(position_kernel, images, **sizes, COLUMNS=COLUMNS, CHANNELS=CHANNELS, num_warps=4)
-    programs = (images.shape[0] * height, -(-dim // CHANNELS), 1)
-    place(programs, (patches, table, x), height, width, x.shape[1], base_h / height, base_w / width)
+    steps = (base_h / height, base_w / width)
+    for part in parts:
+        count = part.stop - part.start
+        rows = count * width
+        programs = (-(-rows // PATCHES), -(-pixels // block), 1)
+        unfold(programs, (images, unfolded), rows, part.start * width, height, width)
+        if bias is None:
+            torch.mm(unfolded[:rows], weight, out=patches[:rows])
+        else:
+            torch.addmm(bias, unfolded[:rows], weight, out=patches[:rows])
+        programs = (count, -(-dim // CHANNELS), 1)
+        place(programs, (patches, table, x), height, width, x.shape[1], part.start, *steps)
     return x
 
 

@@ -31,13 +31,14 @@ def token_kernel(
     n,
     splits,
     span,
+    SUMS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """The pull on the x of LN(x) plus what is added to it, for one span of tokens, and the span's sums (3, D).
+    """The pull on the x of LN(x) plus what is added to it, for one span of tokens, and the span's sums (SUMS, D).
 
-    Those are the pulls on gain and shift, and the sum of the result.
+    Those are the pulls on gain and shift, the sum of the result, and perhaps of what is added.
     """
     place = tl.program_id(0)
     image, first = place // splits, place % splits * span
@@ -48,6 +49,7 @@ def token_kernel(
     on_gain = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
     on_shift = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
     total = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
+    on_added = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
     for start in tl.range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
         of_token = wide(image) * n + token
@@ -58,6 +60,8 @@ def token_kernel(
         pull = tl.load(pull_ptr + spot, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        if SUMS == 4:
+            on_added += out
         normal = tl.where(inside, (x - mean[:, None]) * scale[:, None], 0.0)
         on_gain += pull * normal
         on_shift += pull
@@ -66,20 +70,32 @@ def token_kernel(
         out += scale[:, None] * (pull - shared[:, None] - normal * along[:, None])
         tl.store(out_ptr + spot, rounded(out, out_ptr.dtype.element_ty), mask=inside)
         total += tl.where(inside, out, 0.0)
-    spot = sums_ptr + wide(place) * (3 * DIM) + column
+    spot = sums_ptr + wide(place) * (SUMS * DIM) + column
     tl.store(spot, tl.sum(on_gain, 0), mask=known)
     tl.store(spot + DIM, tl.sum(on_shift, 0), mask=known)
     tl.store(spot + 2 * DIM, tl.sum(total, 0), mask=known)
+    if SUMS == 4:
+        tl.store(spot + 3 * DIM, tl.sum(on_added, 0), mask=known)
 
 
 @triton.jit
-def add_up(sums_ptr, first, last, out_ptr, column, DIM: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr):
+def add_up(
+    sums_ptr,
+    first,
+    last,
+    out_ptr,
+    column,
+    SUMS: tl.constexpr,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+):
     """Write the sum over some spans, always in the same order."""
     found = tl.zeros([SPANS, COLUMNS], dtype=tl.float32)
     for start in tl.range(first, last, SPANS):
         span = start + tl.arange(0, SPANS)
         mask = (span < last)[:, None] & (column < DIM)[None, :]
-        found += tl.load(sums_ptr + wide(span)[:, None] * (3 * DIM) + column[None, :], mask=mask, other=0.0)
+        found += tl.load(sums_ptr + wide(span)[:, None] * (SUMS * DIM) + column[None, :], mask=mask, other=0.0)
     tl.store(out_ptr + column, rounded(tl.sum(found, 0), out_ptr.dtype.element_ty), mask=column < DIM)
 
 
@@ -89,25 +105,29 @@ def sum_kernel(
     on_gain_ptr,
     on_shift_ptr,
     on_all_ptr,
+    on_added_ptr,
     on_row_ptr,
     items,
     splits,
+    SUMS: tl.constexpr,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """The last sum of each image, then the three over all spans, each by programs of its own."""
+    """The third sum of each image, then each sum over all spans, by programs of its own."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     image, spans = tl.program_id(0), items * splits
     if image < items:
         first, row_ptr = image * splits, on_row_ptr + wide(image) * DIM
-        add_up(sums_ptr + 2 * DIM, first, first + splits, row_ptr, column, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + 2 * DIM, first, first + splits, row_ptr, column, SUMS, DIM, COLUMNS, SPANS)
     elif image == items:
-        add_up(sums_ptr, 0, spans, on_gain_ptr, column, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr, 0, spans, on_gain_ptr, column, SUMS, DIM, COLUMNS, SPANS)
     elif image == items + 1:
-        add_up(sums_ptr + DIM, 0, spans, on_shift_ptr, column, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + DIM, 0, spans, on_shift_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+    elif image == items + 2:
+        add_up(sums_ptr + 2 * DIM, 0, spans, on_all_ptr, column, SUMS, DIM, COLUMNS, SPANS)
     else:
-        add_up(sums_ptr + 2 * DIM, 0, spans, on_all_ptr, column, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + 3 * DIM, 0, spans, on_added_ptr, column, SUMS, DIM, COLUMNS, SPANS)
 
 
 def warps_for(numbers: int) -> int:
@@ -124,19 +144,26 @@ class NormGradient:
         tokens = min(LEAST, max(1, NUMBERS // block))
         warps = warps_for(tokens * block)
         splits, span = spans_of(n, PROCESSORS * (WARPS // warps) // batch, LEAST)  # all programs run at once
-        self.sums = (batch * splits, 3, dim)
-        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps}
-        self.tokens = Launch(token_kernel, (batch * splits,), (n, splits, span), sizes, device)
-        blocks, sizes = triton.cdiv(dim, COLUMNS), {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
-        self.rows = Launch(sum_kernel, (batch + 3, blocks), (batch, splits), sizes, device)
+        self.spans, blocks = batch * splits, triton.cdiv(dim, COLUMNS)
+        of_tokens = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps}
+        of_sums = {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
+        self.tokens, self.rows = {}, {}
+        for sums in (3, 4):
+            kept, numbers = {"SUMS": sums}, (n, splits, span)
+            self.tokens[sums] = Launch(token_kernel, (self.spans,), numbers, kept | of_tokens, device)
+            self.rows[sums] = Launch(sum_kernel, (batch + sums, blocks), (batch, splits), kept | of_sums, device)
 
     def __call__(
-        self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The pull on x plus ``added``, the sums of that over each image (B, D) and over all, on gain and on shift."""
-        out, sums = torch.empty_like(pull), pull.new_empty(self.sums, dtype=torch.float32)
-        self.tokens(pull, x, added, mean, scale, gain, out, sums)
+        self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor, summed: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """The pull on x plus ``added``, its sums over each image (B, D) and over all, and those on gain and shift.
+
+        At last, if ``summed``, the sum of ``added`` over all.
+        """
+        (batch, _, dim), count = self.shape, 4 if summed else 3
+        out, sums = torch.empty_like(pull), mean.new_empty(self.spans, count, dim)
+        self.tokens[count](pull, x, added, mean, scale, gain, out, sums)
         on_gain, on_shift, on_all = torch.empty_like(gain), torch.empty_like(gain), torch.empty_like(gain)
-        on_row = pull.new_empty(self.shape[0], self.shape[2])
-        self.rows(sums, on_gain, on_shift, on_all, on_row)
-        return out, on_row, on_all, on_gain, on_shift
+        on_added, on_row = torch.empty_like(gain) if summed else None, gain.new_empty(batch, dim)
+        self.rows[count](sums, on_gain, on_shift, on_all, on_gain if on_added is None else on_added, on_row)
+        return out, on_row, on_all, on_gain, on_shift, on_added

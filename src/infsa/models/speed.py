@@ -27,7 +27,7 @@ from .embedding import embed
 from .fp8 import check_fp8
 from .graphs import Graphs, Snapshot
 from .infvit import InfViT, not_an_infvit
-from .tokenwise import RowNorm, add_mlp, is_plain_mlp, is_plain_norm
+from .tokenwise import Ahead, add_mlp, groups_of, is_plain_mlp, is_plain_norm
 
 MANY, BLOCK = 16, 128  # images that share a weight's read, tokens in the largest block of a kernel
 COMPILING = threading.RLock()  # torch.compile in two threads at once leaves its global state wrong
@@ -224,33 +224,44 @@ class _Steps:
 
     def __init__(self, fast: FastInfViT) -> None:
         self.fast, self.blocks = fast, fast.model.blocks
-        self.normal: Tensor | None = None  # LN of the tokens by the next block's first norm
+        self.ahead: Ahead | None = None  # what the next block begins with
         self.offset: Tensor | None = None  # what is still to be added to all tokens of an image: (B, D)
 
     def __call__(self, index: int, block: nn.Module, x: Tensor, context: Context, leaving: int | None) -> Tensor:
         """The first ``leaving`` tokens after a block, all if None: (B, N, D), written over x."""
-        normal, self.normal = self.normal, None
+        ahead, self.ahead = self.ahead, None
         if type(block) is not Block or not is_plain_norm(block.norm1):
             self._check_modules_may_run()
             x = block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
             return x.clone(memory_format=torch.contiguous_format)  # the next block writes over it
-        if normal is None:
-            normal = RowNorm(block.norm1, x, offset=self.offset)(x.view(-1, x.shape[2])).view(x.shape)
+        ahead = self._begun(block, x) if ahead is None else ahead
         grid, num_prefix, key_mask = context
-        attended = block.attn(normal, grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+        if ahead.q is None:
+            attended = block.attn(ahead.normal, grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+        else:
+            attended = block.attn.context(ahead.normal, key_mask, ahead.q).expand(-1, x.shape[1], -1)
         if leaving is not None:
             x, attended = x[:, :leaving].contiguous(), attended[:, :leaving]
         if not is_plain_mlp(block, x):
             self._check_modules_may_run()
             return block.add(self._settled(x), attended)
-        options = (self.fast.chunk, self.fast.fp8)
-        following = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
+        following, fp8 = self.blocks[index + 1] if index + 1 < len(self.blocks) else None, self.fast.fp8
         if type(following) is Block and is_plain_norm(following.norm1):
-            self.offset = add_mlp(block, x, attended, self.offset, *options, following.norm1, normal)
-            self.normal = normal
+
+            def begin(offset: Tensor) -> Ahead:
+                return Ahead(following, x, fp8=fp8, normal=ahead.normal, added=fp8, offset=offset)
+
+            self.offset, self.ahead = add_mlp(block, x, attended, self.offset, self.fast.chunk, fp8, begin)
             return x
-        self.offset = add_mlp(block, x, attended, self.offset, *options)
+        self.offset, _ = add_mlp(block, x, attended, self.offset, self.fast.chunk, fp8)
         return self._settled(x)
+
+    def _begun(self, block: Block, x: Tensor) -> Ahead:
+        """The first block's norm, and one after a block of another kind."""
+        ahead, rows = Ahead(block, x, fp8=self.fast.fp8, offset=self.offset), x.view(-1, x.shape[2])
+        for group in groups_of(rows.shape[0], self.fast.chunk, True) if ahead.eight else [slice(0, rows.shape[0])]:
+            ahead(rows[group], group)
+        return ahead
 
     def _check_modules_may_run(self) -> None:
         """Refuse 8 bits where a block's own modules would run without them."""

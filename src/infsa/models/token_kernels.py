@@ -44,15 +44,12 @@ def in_eight_bits(y, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_row(out_ptr, scale_ptr, spot, row, rows, y, inside, EIGHT: tl.constexpr):
-    """Write rows y, in the type of the output; in 8 bits with the scale that takes the largest to 448."""
-    if EIGHT:
-        scale = tl.maximum(tl.max(tl.abs(y), 1), SMALLEST) / LARGEST
-        tl.store(scale_ptr + row, scale, mask=row < rows)
-        y = y * (1.0 / scale)[:, None]
-        tl.store(out_ptr + spot, in_eight_bits(y, out_ptr.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out_ptr + spot, rounded(y, out_ptr.dtype.element_ty), mask=inside)
+def store_eight(out_ptr, scale_ptr, spot, row, rows, y, inside):
+    """Write rows y in 8 bits, with the scale that takes the largest to 448."""
+    scale = tl.maximum(tl.max(tl.abs(y), 1), SMALLEST) / LARGEST
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    y = y * (1.0 / scale)[:, None]
+    tl.store(out_ptr + spot, in_eight_bits(y, out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -66,6 +63,7 @@ def norm_kernel(
     gain_ptr,
     shift_ptr,
     out_ptr,
+    eight_ptr,
     scale_ptr,
     rows,
     first,
@@ -79,9 +77,10 @@ def norm_kernel(
     ROW: tl.constexpr,
     BIASED: tl.constexpr,
     NEXT: tl.constexpr,
+    WIDE: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """LN(x + added + offset + row) of tokens first, first + 1, ...; x becomes x + added.
+    """LN(x + added + offset + row) of tokens first, first + 1, ..., as it is, in 8 bits, or both; x becomes x + added.
 
     All tokens of an image share an offset and a row. Its first token writes the next offset, offset + row + bias. The
     tokens of a program belong to one image: in a batch of several it takes one token.
@@ -113,7 +112,10 @@ def norm_kernel(
     centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
     y = centred * scale[:, None] * gain[None, :] + shift[None, :]
-    store_row(out_ptr, scale_ptr, spot, row, rows, y, inside, EIGHT)
+    if WIDE:
+        tl.store(out_ptr + spot, rounded(y, out_ptr.dtype.element_ty), mask=inside)
+    if EIGHT:
+        store_eight(eight_ptr, scale_ptr, spot, row, rows, y, inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -134,7 +136,7 @@ def round_kernel(
     y = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
     if GELU:
         y = y / (1.0 + tl.exp2(y * CURVE * (y * y * CUBE + 1.0)))
-    store_row(out_ptr, scale_ptr, spot, row, rows, y, inside, True)
+    store_eight(out_ptr, scale_ptr, spot, row, rows, y, inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -183,6 +185,7 @@ def position_kernel(
     height,
     width,
     length,
+    first,
     down,
     across,
     DIM: tl.constexpr,
@@ -193,8 +196,9 @@ def position_kernel(
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Patches of one line of an image plus their positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM)."""
-    line = tl.program_id(0)
+    """Patches of line first, first + 1, ... of images plus positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM).
+    """
+    line = first + tl.program_id(0)
     image, i = line // height, line % height
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     cell = tl.arange(0, CELLS)
@@ -206,7 +210,7 @@ def position_kernel(
         source = tl.minimum(tl.maximum(before.to(tl.int32) + tap, 0), BASE_H - 1)
         place = (PREFIX + source * BASE_W + cell)[:, None] * DIM + channel[None, :]
         cells += cubic(at - before - tap) * tl.load(table_ptr + place, mask=known, other=0.0).to(tl.float32)
-    read = patches_ptr + wide(line) * width * DIM
+    read = patches_ptr + wide(tl.program_id(0)) * width * DIM
     write = out_ptr + (wide(image) * length + PREFIX + i * width) * DIM
     for start in tl.range(0, width, COLUMNS):
         j = start + tl.arange(0, COLUMNS)

@@ -7,7 +7,7 @@
 
 What all tokens of an image receive, the result of Linear-InfSA and the MLP's bias, is added up as one offset an image
 that the kernels add, and is never written for each token. In 8 bits the kernels round what they write, a third one
-applies GELU and rounds, and the last one also adds the MLP's result.
+applies GELU and rounds, the last one also adds the MLP's result, and one more product makes Linear-InfSA's queries.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,20 @@ import torch
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
+from ..nn.peers.infsa import LinearInfSAAttention
 from ..ops.dtypes import accumulation_dtype
 from .blocks import Block
 from .fp8 import FP8, round_rows, rounded_product
 from .kernels import kernels_run
+
+CHUNKS, EIGHT_CHUNKS = 4, 8  # whose tokens are normalised at a time, before and after the MLP; in 8 bits
 
 
 class RowNorm:
     """LN(x + added + offset + row) of tokens x of a batch, where x becomes x + added.
 
     ``offset`` (B, D), in float32, and ``row`` (B, D) belong to all tokens of an image. ``following`` (B, D) gets the
-    next offset, offset + row + bias. With ``eight`` the result is in 8 bits.
+    next offset, offset + row + bias. With ``eight`` the result is in 8 bits, and with ``wide`` also as it is.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class RowNorm:
         bias: Tensor | None = None,
         following: Tensor | None = None,
         eight: bool = False,
+        wide: bool = True,
     ) -> None:
         self.norm, self.shared, self.eight, self.launch = norm, (offset, row, bias, following), eight, None
+        self.wide = wide or not eight
         self.tokens, self.dim = x.shape[1:]
         if is_plain_norm(norm) and kernels_run(x) and norm.weight.dtype == x.dtype:
             from .token_kernels import ROWS, launcher, norm_kernel, padded
@@ -56,7 +61,8 @@ class RowNorm:
             names = ("OFFSET", "ROW", "BIASED", "NEXT")
             given = {name: y is not None for name, y in zip(names, self.shared, strict=True)}
             warps = 4 if self.dim <= 2048 else 8
-            self.launch = launcher(norm_kernel, x, **sizes, **given, EIGHT=eight, num_warps=warps)
+            sizes |= {"WIDE": self.wide, "EIGHT": eight, "num_warps": warps}
+            self.launch = launcher(norm_kernel, x, **given, **sizes)
             self.at_once, self.eps = sizes["ROWS"], float(norm.eps)
             self.tensors = [*(x if y is None else y for y in self.shared), norm.weight, norm.bias]
 
@@ -64,12 +70,13 @@ class RowNorm:
         """Rows x (n, D), the tokens first, first + 1, ... of the batch, into ``out`` where it is given."""
         if self.launch is None:
             return self._plain(x, first, added, out)
-        count = x.shape[0]
-        y = torch.empty_like(x, dtype=FP8 if self.eight else x.dtype) if out is None else out
-        scale = x.new_empty(count, 1, dtype=torch.float32) if self.eight else x
-        tensors = (x, x if added is None else added, *self.tensors, y, scale)
+        count, eight, scale = x.shape[0], x, x
+        out = torch.empty_like(x) if out is None and self.wide else x if out is None else out
+        if self.eight:
+            eight, scale = torch.empty_like(x, dtype=FP8), x.new_empty(count, 1, dtype=torch.float32)
+        tensors = (x, x if added is None else added, *self.tensors, out, eight, scale)
         self.launch((-(-count // self.at_once), 1, 1), tensors, count, first, self.tokens, self.eps)
-        return (y, scale) if self.eight else y
+        return (eight, scale) if self.eight else out
 
     def _plain(self, x: Tensor, first: int, added: Tensor | None, out: Tensor | None) -> Any:
         if added is not None:
@@ -82,7 +89,9 @@ class RowNorm:
             image = torch.arange(first, first + x.shape[0], device=x.device) // self.tokens
             x = (x + shared[image]).to(x.dtype)
         y = self.norm(x)
-        return round_rows(y) if self.eight else y if out is None else out.copy_(y)
+        if out is not None:
+            out.copy_(y)
+        return round_rows(y) if self.eight else y if out is None else out
 
 
 def is_plain_norm(norm: nn.Module | None) -> TypeGuard[nn.LayerNorm]:
@@ -112,19 +121,47 @@ def chunks(count: int, chunk: int) -> Iterator[slice]:
     yield slice(first, count)
 
 
+class Ahead:
+    """LN of tokens x (B, N, D) by a block's first norm, some rows at a time; ``normal`` (B, N, D) in the end.
+
+    In 8 bits Linear-InfSA's product for queries is made of the same rows: ``q`` (B, N, D).
+    """
+
+    def __init__(self, block: Block, x: Tensor, *, fp8: bool, normal: Tensor | None = None, **sums: Any) -> None:
+        self.eight = fp8 and takes_queries(block.attn, x)
+        self.norm = RowNorm(block.norm1, x, eight=self.eight, **sums)
+        self.normal = torch.empty_like(x) if normal is None else normal
+        self.q: Tensor | None = None
+        if self.eight:
+            self.q, self.query = torch.empty_like(x), block.attn.q
+            self.weight = round_rows(self.query.weight)
+
+    def __call__(self, rows: Tensor, group: slice, added: Tensor | None = None) -> None:
+        """Take the rows x[group] of all images' tokens, which become rows + added."""
+        found = self.norm(rows, group.start, added, self.normal.view(-1, rows.shape[1])[group])
+        if self.q is not None:
+            q = rounded_product(found, self.weight, self.query.bias, rows.dtype)
+            self.q.view(-1, rows.shape[1])[group] = q
+
+
+def takes_queries(attn: nn.Module, x: Tensor) -> bool:
+    """Whether an attention is Linear-InfSA whose queries may be computed elsewhere, in the type of x."""
+    if type(attn) is not LinearInfSAAttention or attn.queries > 1 or attn.iterations > 1 or attn.projections() is None:
+        return False
+    return all(p.dtype == x.dtype for p in attn.q.parameters())
+
+
+def groups_of(count: int, chunk: int, fp8: bool) -> Iterator[slice]:
+    """The rows that are worked off at a time, in whole chunks."""
+    return chunks(count, chunk * (EIGHT_CHUNKS if fp8 else CHUNKS))
+
+
 def add_mlp(
-    block: Block,
-    x: Tensor,
-    attended: Tensor,
-    offset: Tensor | None,
-    chunk: int,
-    fp8: bool,
-    following: nn.Module | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    block: Block, x: Tensor, attended: Tensor, offset: Tensor | None, chunk: int, fp8: bool, ahead: Any = None
+) -> tuple[Tensor, Ahead | None]:
     """x + attended, then + MLP, over x (B, N, D) itself, but for what all tokens of an image receive: the new offset.
 
-    LN of the result by a ``following`` norm goes into ``out`` (B, N, D).
+    ``ahead(offset)`` makes an :class:`Ahead` of the next block, which gets the result.
     """
     mlp, flat = block.mlp, x.view(-1, x.shape[2])
     assert isinstance(mlp, Mlp) and block.norm2 is not None  # noqa: PT018
@@ -132,10 +169,10 @@ def add_mlp(
     row, added = (attended[:, 0].contiguous(), None) if shared else (None, attended.reshape(flat.shape).contiguous())
     after = x.new_empty(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))  # the offset after this block
     sums: dict[str, Any] = {"offset": offset, "row": row, "bias": mlp.fc2.bias, "following": after}
-    inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, **sums)
-    outer = None if following is None else RowNorm(following, x, added=fp8, offset=after)
+    inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, wide=not fp8, **sums)
+    following = None if ahead is None else ahead(after)
     weights = [round_rows(layer.weight) for layer in (mlp.fc1, mlp.fc2)] if fp8 else []
-    for group in chunks(flat.shape[0], chunk * (8 if fp8 else 4)):
+    for group in groups_of(flat.shape[0], chunk, fp8):
         rows, found = flat[group], None
         normal = inner(rows, group.start, None if added is None else added[group])
         if fp8:
@@ -145,11 +182,11 @@ def add_mlp(
         else:
             for part in chunks(rows.shape[0], chunk):
                 rows[part].addmm_(_hidden(mlp, normal[part]), mlp.fc2.weight.t())
-        if outer is not None and out is not None:
-            outer(rows, group.start, found, out.view(flat.shape)[group])
+        if following is not None:
+            following(rows, group, found)
         elif found is not None:
             rows += found
-    return after
+    return after, following
 
 
 def is_gelu(act: nn.Module) -> bool:

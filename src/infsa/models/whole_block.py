@@ -196,18 +196,19 @@ def _backward(
     normal, mean1, scale1, values, y, inner, mean2, scale2, hidden, active = kept
     found: list[Tensor | None] = [None] * len(wants)
     shape, grad = x.shape, grad.contiguous()
-    flat = grad.view(-1, shape[2])
-    found[16:18] = _product_gradients(flat, active, wants[16:18])
-    if not any(wants[:16]):
+    flat, further = grad.view(-1, shape[2]), any(wants[:14])
+    found[16:18] = _product_gradients(flat, active, (wants[16], wants[17] and not further))
+    if not (further or wants[14] or wants[15]):
         return found
     on_hidden = torch.mm(flat, narrow)
     GELU_BACKWARD(on_hidden, hidden, approximate=options.approximate, grad_input=on_hidden)
     found[14:16] = _product_gradients(on_hidden, inner, wants[14:16])
-    if not any(wants[:14]):
+    if not further:
         return found
     pulled = torch.mm(on_hidden, wide)
     del on_hidden
-    on_y, on_row, on_bias, *found[12:14] = plan.norm_gradient(pulled, y, flat, mean2, scale2, gain2)
+    norms = (pulled, y, flat, mean2, scale2, gain2)
+    on_y, on_row, on_bias, *found[12:14], found[17] = plan.norm_gradient(*norms, wants[17])
     if not any(wants[:12]):
         return found
     found[10] = torch.mm(on_row.t(), values) if wants[10] else None
@@ -215,10 +216,13 @@ def _backward(
     if not any(wants[:10]):
         return found
     on_values = torch.mm(on_row, out).view(shape[0], options.heads, 1, -1)
-    asked = (any(wants[:3]), *wants[3:10])
-    on_normal, *found[3:10] = fused.backward(plan.attention, (normal, *projections), None, sums, on_values, asked)
+    wq, bq, wk, bk, wv, bv, gamma = projections
+    query, asked = (wq, bq), (any(wants[:3]), *wants[3:10])
+    ready = normal, query, query if wk is None else (wk, bk), (wv, bv), plan.attention.decay(gamma)
+    call = (plan.attention, ready, gamma, (x.dtype,) * 7, None, sums, on_values, asked)
+    on_normal, *found[3:10] = fused.gradients(*call)
     if any(wants[:3]):
-        found[0], _, _, *found[1:3] = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
+        found[0], _, _, *found[1:3], _ = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found
 
 

@@ -19,15 +19,10 @@ from ..ops.checks import (
 )
 from ..ops.dispatch import check_impl, plain_layers
 from ..ops.linear import Pooled
-from ..ops.linear.projected import project_pooled, scale_heads
+from ..ops.linear.projected import project_pooled, scale_heads, split_heads
 from ..ops.pure import Norm, packed_attention
 from ..ops.rows import linear
 from .decay import Decay
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, H·d) -> (B, H, N, d), a view."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
@@ -320,11 +315,14 @@ class LinearInfSA(InfSALayer):
         """
         return spread_rows(*self._rows(x, key_mask, is_causal)).expand(-1, x.shape[1], -1)
 
-    def context(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """What every token receives, (B, 1, D), for callers that add it by broadcasting."""
+    def context(self, x: Tensor, key_mask: Tensor | None = None, q: Tensor | None = None) -> Tensor:
+        """What every token receives, (B, 1, D), for callers that add it by broadcasting.
+
+        Without gradients the queries ``q`` (B, N, D) of the tokens may be those of another product.
+        """
         if self.queries > 1:
             raise ValueError(f"context needs queries=1, this layer has queries={self.queries}")
-        return self._rows(x, key_mask, False)[0]
+        return self._rows(x, key_mask, False, q)[0]
 
     def weights(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The centrality vectors a: (B, H, N), or (B, H, m, N) with ``queries=m``."""
@@ -356,18 +354,24 @@ class LinearInfSA(InfSALayer):
             return q, q + split_heads(self.key_difference(x), self.num_heads)
         return q, q if self.k is None else split_heads(self.k(x), self.num_heads)
 
-    def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+    def _rows(
+        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
-        rows, groups = self._joined_rows(x, key_mask, is_causal)
+        rows, groups = self._joined_rows(x, key_mask, is_causal, q)
         return project_out(rows, self.extra, self.proj), groups
 
-    def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+    def _joined_rows(
+        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The same before the output projection."""
-        values, groups = self._pooled_values(x, key_mask, is_causal)
+        values, groups = self._pooled_values(x, key_mask, is_causal, q)
         one_row = (x.shape[0], 1, self.proj.in_features)
         return values.reshape(one_row) if groups is None else merge_heads(values), groups
 
-    def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+    def _pooled_values(
+        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
@@ -384,7 +388,9 @@ class LinearInfSA(InfSALayer):
         }
         projections = self.projections()
         if projections is not None:
-            return projected_values(x, self.num_heads, *projections, gamma=self.decay(), **options)
+            return projected_values(x, self.num_heads, *projections, gamma=self.decay(), q=q, **options)
+        if q is not None:
+            raise ValueError("q is taken by layers of plain projections, got adapters or hooks")
         x = zero_padding(x, key_mask)
         pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
         return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups

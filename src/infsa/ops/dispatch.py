@@ -212,6 +212,19 @@ def sums_pay(x: Tensor, weight: Tensor) -> bool:
     return plain and few and not torch.is_autocast_enabled(x.device.type)
 
 
+def few_rows_kernel_runs(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel for few rows takes the product of x (..., D) with a weight: in eager code, no gradients."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(x) not in PLAIN or type(weight) not in PLAIN:
+        return False
+    if not 0 < x.numel() <= FEW_ROWS * x.shape[-1] or not (x.is_contiguous() and weight.is_contiguous()):
+        return False
+    if x.dtype != weight.dtype or x.dtype not in KERNEL_DTYPES or weight.device != x.device:
+        return False
+    if exporting() or transformed() or is_in_torch_dispatch_mode() or torch.is_autocast_enabled(x.device.type):
+        return False
+    return kernels_run_on(x.device.type, x.device.index) or (INTERPRETED and HAS_TRITON and not x.is_cuda)
+
+
 def _choose(operator: str, impl: str, cannot: Reason, avoided: Reason) -> str:
     """The implementation for ``impl``: why one cannot do the call, and why "auto" leaves one out that could."""
     check_impl(impl, operator)

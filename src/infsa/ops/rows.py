@@ -2,14 +2,19 @@
 
 from torch import Tensor, nn
 
-from .dispatch import plain_layers, sums_pay
+from .dispatch import few_rows_kernel_runs, plain_layers, sums_pay
 from .dtypes import accumulation_dtype
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:
-    """``layer(x)``; compiled, one kernel for few rows and a plain layer without hooks."""
-    if type(layer) is nn.Linear and sums_pay(x, layer.weight) and plain_layers(layer):
-        return linear_by_sums(x, layer.weight, layer.bias)
+    """``layer(x)``; for few rows without gradients and a plain layer without hooks, one kernel that reads the weight."""
+    if type(layer) is nn.Linear and plain_layers(layer):
+        if sums_pay(x, layer.weight):
+            return linear_by_sums(x, layer.weight, layer.bias)
+        if few_rows_kernel_runs(x, layer.weight):
+            from .triton.few_rows import few_rows  # needs Triton
+
+            return few_rows(x, layer.weight, layer.bias)
     return layer(x)
 
 

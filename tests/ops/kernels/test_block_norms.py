@@ -61,11 +61,13 @@ def test_gradients(shape, dtype):
     mean = x.float().mean(2).flatten()
     scale = (x.float().var(2, correction=0) + EPS).rsqrt().flatten()
     gradient = NormGradient(torch.Size(shape), x.device)
-    found = gradient(pull, x, added, mean, scale, gain)
     on_x = on_x + added.double()
-    expected = on_x, on_x.sum(1), on_x.sum((0, 1)), on_gain, on_shift
-    for y, exact in zip(found, expected, strict=True):
-        assert y.dtype == dtype
-        assert_near(y, exact, dtype, 4 * shape[1] * dim)
-    again = gradient(pull, x, added, mean, scale, gain)
-    assert all(torch.equal(y, other) for y, other in zip(found, again, strict=True))
+    expected = on_x, on_x.sum(1), on_x.sum((0, 1)), on_gain, on_shift, added.double().sum((0, 1))
+    for summed in (False, True):
+        found = gradient(pull, x, added, mean, scale, gain, summed)
+        again = gradient(pull, x, added, mean, scale, gain, summed)
+        assert (found[5] is None) is not summed
+        for y, other, exact in zip(found[: 5 + summed], again, expected, strict=False):
+            assert y.dtype == dtype
+            assert_near(y, exact, dtype, 4 * shape[1] * dim)
+            assert torch.equal(y, other)

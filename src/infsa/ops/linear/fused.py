@@ -35,13 +35,16 @@ def fused_values(
     mask: Tensor | None,
     activation: str,
     eps: float,
+    q: Tensor | None = None,
 ) -> Tensor:
     """γ Σ a v (B, H, 1, d) for tokens x (B, N, D), B > 0; in the type of x, to which projections are cast.
 
-    ``mask`` (B, N) is True for real tokens, the others must be zero; ``key=None`` takes the keys from the queries.
+    ``mask`` (B, N) is True for real tokens, the others must be zero; ``key=None`` takes the keys from the queries. The
+    queries ``q`` (B, N, H d) may be known, in the type of x, where nothing asks for gradients.
     """
     if x.shape[1] <= FEW_TOKENS and x.dtype != torch.float32:
-        return fused_values(x.float(), heads, query, key, value, gamma, mask, activation, eps).to(x.dtype)
+        few = None if q is None else q.float()
+        return fused_values(x.float(), heads, query, key, value, gamma, mask, activation, eps, few).to(x.dtype)
     decay, factor = (gamma, 1.0) if isinstance(gamma, Tensor) else (None, gamma)
     tensors = (x, *query, *(key or (None, None)), *value, decay)
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
@@ -52,7 +55,7 @@ def fused_values(
     if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in tensors):
         found: Tensor = _Fused.apply(*tensors, mask, plan, (heads, activation, eps, factor))
         return found
-    return forward(plan, tensors, mask)[0]
+    return forward(plan, tensors, mask, q)[0]
 
 
 def plan_for(tensors: Tensors, mask: Tensor | None, heads: int, activation: str, eps: float, gamma: float) -> Plan:
@@ -73,12 +76,12 @@ def prepared(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
     return x, query, query if wk is None else (wk, bk), (wv, bv), plan.decay(tensors[7])
 
 
-def forward(plan: Plan, tensors: Tensors, mask: Tensor | None) -> tuple[Tensor, ...]:
-    """The values, and what ``backward`` reads."""
+def forward(plan: Plan, tensors: Tensors, mask: Tensor | None, q: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The values, and what ``backward`` reads; the queries ``q`` may be known."""
     x = tensors[0]
     with on_device(x), autocast_off(x):
         x, query, key, value, gamma = prepared(plan, tensors)
-        return plan.forward(x, query, key, value, gamma, mask)
+        return plan.forward(x, query, key, value, gamma, mask, None if q is None else q.contiguous())
 
 
 def backward(
@@ -90,36 +93,51 @@ def backward(
     wants: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradients of the tensors, each in its type and only as far as wanted."""
-    dtypes: list[Any] = [None if y is None else y.dtype for y in tensors]
+    with on_device(grad), autocast_off(grad):
+        ready, types = prepared(plan, tensors), [None if y is None else y.dtype for y in tensors[:7]]
+        return gradients(plan, ready, tensors[7], types, mask, kept, grad.contiguous(), wants)
+
+
+def gradients(
+    plan: Plan,
+    ready: tuple[Any, ...],
+    decay: Tensor | None,
+    types: Sequence[Any],
+    mask: Tensor | None,
+    kept: Tensors,
+    grad: Tensor,
+    wants: Sequence[bool],
+) -> list[Tensor | None]:
+    """The same for tensors that are ``prepared``, γ itself being ``decay``; the gradients have these ``types``."""
     found: list[Tensor | None] = [None] * 8
     q, raw, scores, u, pooled, central, numbers = kept
-    with on_device(grad), autocast_off(grad):
-        x, (wq, _), key, value, gamma = prepared(plan, tensors)
-        rows, scaled, pulls = plan.row_gradients(grad.contiguous(), pooled, numbers, value, gamma, u)
-        if wants[5] or wants[6]:
-            found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, tuple(wants[5:7]), dtypes[5])
-        if wants[7]:
-            found[7] = pulls[2].sum(0).sum_to_size(tensors[7].shape).to(dtypes[7])
-        if not any(wants[:5]):
-            return found
-        real = mask_bytes(mask, x)
-        both, du, sums = plan.score_gradients(x, raw, scores, numbers, rows, pulls, real)
-        on_vectors, on_totals, central = plan.central_gradients(du, sums, central, numbers, pulls, key)
-        unit = _unit(on_vectors, on_totals[0]) if plan.dtype == torch.float16 else None
-        dq = plan.query_gradients(q, _over(on_totals, unit), _over(on_vectors, unit), real)
-        flat, tied = dq.view(-1, dq.shape[2]), dtypes[3] is None
-        if wants[0]:
-            found[0] = _times(torch.mm(flat, wq), unit).view(x.shape).baddbmm_(both, rows[:, plan.heads :])
-        if wants[1]:
-            found[1] = _times(plans.wide_product(flat.mT.unsqueeze(0), x.view(1, -1, x.shape[2]))[0], unit)
-        if wants[2]:
-            found[2] = _times(flat.sum(0, dtype=torch.float32), unit)
-        if tied and (wants[1] or wants[2]):
-            shared = (central, du, on_totals, 1, tuple(wants[1:3]), dtypes[1])
-            found[1:3] = plan.weight_gradients(*shared, *found[1:3])
-        elif wants[3] or wants[4]:
-            found[3:5] = plan.weight_gradients(central, du, on_totals, 1, tuple(wants[3:5]), dtypes[3])
-        found[1:3] = (None if y is None else y.to(dtypes[1]) for y in found[1:3])
+    x, query, key, value, gamma = ready
+    rows, scaled, pulls = plan.row_gradients(grad, pooled, numbers, value, gamma, u)
+    if wants[5] or wants[6]:
+        found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, (wants[5], wants[6]), types[5])
+    if decay is not None and wants[7]:
+        found[7] = pulls[2].sum(0).sum_to_size(decay.shape).to(decay.dtype)
+    if not any(wants[:5]):
+        return found
+    real = mask_bytes(mask, x)
+    both, du, sums = plan.score_gradients(x, raw, scores, numbers, rows, pulls, real)
+    on_vectors, on_totals, central = plan.central_gradients(du, sums, central, numbers, pulls, key)
+    unit = _unit(on_vectors, on_totals[0]) if plan.dtype == torch.float16 else None
+    dq = plan.query_gradients(q, _over(on_totals, unit), _over(on_vectors, unit), real)
+    flat = dq.view(-1, dq.shape[2])
+    if wants[0]:
+        found[0] = _times(torch.mm(flat, query[0]), unit).view(x.shape).baddbmm_(both, rows[:, plan.heads :])
+    if wants[1]:
+        found[1] = _times(plans.wide_product(flat.mT.unsqueeze(0), x.view(1, -1, x.shape[2]))[0], unit)
+    if wants[2]:
+        found[2] = _times(flat.sum(0, dtype=torch.float32), unit)
+    if key is query and (wants[1] or wants[2]):
+        shared = (central, du, on_totals, 1, (wants[1], wants[2]), types[1])
+        found[1:3] = plan.weight_gradients(*shared, *found[1:3])
+    elif wants[3] or wants[4]:
+        found[3:5] = plan.weight_gradients(central, du, on_totals, 1, (wants[3], wants[4]), types[3])
+    if key is not query:
+        found[1:3] = (None if y is None else y.to(types[1]) for y in found[1:3])
     return found
 
 

@@ -21,7 +21,7 @@ from . import triton_backward, triton_forward
 
 CHANNELS = 128  # of a token, per step
 TOKENS = 64  # per step over the scores
-PROGRAMS = 264  # that share the scores of a batch
+PROGRAMS = 1056  # that share the scores of a batch
 HEADS = 64  # whose scores one program takes
 IMAGES = 16  # that share a read of a weight
 SPANS_AT_ONCE = 64  # whose sums one step adds
@@ -143,24 +143,28 @@ class Plan:
         value: Projection,
         gamma: Tensor | None,
         mask: Tensor | None,
+        q: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """γ Σ a v (B, H, 1, d), and what the way back reads; masked tokens must be zero, and all tensors contiguous."""
+        """γ Σ a v (B, H, 1, d), and what the way back reads; masked tokens must be zero, and all tensors contiguous.
+
+        ``q`` (B, N, H d) are the queries, where they are known.
+        """
         batch, _, dim = self.shape
         heads = self.heads
         real = mask_bytes(mask, x)
-        q, totals, vectors = self.energies(x, query, real)
-        central, numbers = self._empty(batch, heads, self.width), self._empty(5, batch, heads)
-        u = self._empty(batch, heads, dim, dtype=self.dtype)
+        q, totals, vectors = self.energies(linear(x, *query) if q is None else q, real)
+        central, numbers = totals.new_empty(batch, heads, self.width), totals.new_empty(5, batch, heads)
+        u = q.new_empty(batch, heads, dim)
         self.central(totals, vectors, key[0], _or(key[1], u), central, numbers, u)
         raw, scores, sums, pooled = self.scores(x, u, numbers, real)
-        values = self._empty(batch, heads, 1, self.value_width, dtype=self.dtype)
+        values = q.new_empty(batch, heads, 1, self.value_width)
         self.value(pooled, sums, value[0], _or(value[1], u), _or(gamma, u), numbers, values)
         return values, q, raw, scores, u, pooled, central, numbers
 
-    def energies(self, x: Tensor, query: Projection, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def energies(self, q: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, N, H d), and of each span of tokens Σ e and Σ e q."""
-        q = linear(x, *query)
-        totals, vectors = self._empty(*self.spans), self._empty(*self.spans, self.width)
+        totals = self._empty(*self.spans)
+        vectors = totals.new_empty(*self.spans, self.width)
         self.span(q, real, totals, vectors)
         return q, totals, vectors
 
@@ -168,7 +172,7 @@ class Plan:
         """x u and S (B, N, H), of each span Σ S and perhaps Σ|S|, and Sᵀ x (B, H, D)."""
         raw = torch.bmm(x, u.mT)
         scores = raw if self.kind.activation == "relu" else torch.empty_like(raw)  # of ReLU, S says the sign of raw
-        sums = self._empty(*self.edge_spans)
+        sums = numbers.new_empty(*self.edge_spans)
         self.edge(raw, numbers, real, scores, sums)
         return raw, scores, sums, wide_product(scores.mT, x)
 
@@ -177,9 +181,9 @@ class Plan:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[r; ρ u; ρ r] (B, 3H, D), g' (B, H, d) and the pulls (4, B, H)."""
         batch, _, dim = self.shape
-        rows = self._empty(batch, 3 * self.heads, dim, dtype=self.dtype)
-        scaled = self._empty(batch, self.heads, self.value_width)
-        pulls = self._empty(4, batch, self.heads)
+        rows = u.new_empty(batch, 3 * self.heads, dim)
+        scaled = numbers.new_empty(batch, self.heads, self.value_width)
+        pulls = numbers.new_empty(4, batch, self.heads)
         self.row(grad, pooled, numbers, value[0], _or(value[1], u), _or(gamma, u), u, rows, scaled, pulls)
         return rows, scaled, pulls
 
@@ -189,8 +193,8 @@ class Plan:
         """[draw, S] (B, N, 2H), du (B, H, D) and Σ draw of each span."""
         (batch, n, dim), heads = self.shape, self.heads
         on_scores = wide_product(x, rows.as_strided((batch, dim, heads), (3 * heads * dim, 1, dim)))
-        both = self._empty(batch, n, 2 * heads, dtype=self.dtype)
-        sums = self._empty(*self.draw_spans)
+        both = scores.new_empty(batch, n, 2 * heads)
+        sums = numbers.new_empty(*self.draw_spans)
         self.draw(on_scores, _or(raw, scores), scores, numbers, pulls, real, both, sums)
         return both, wide_product(both.as_strided((batch, heads, n), (2 * heads * n, 1, 2 * heads)), x), sums
 
@@ -198,7 +202,7 @@ class Plan:
         self, du: Tensor, sums: Tensor, central: Tensor, numbers: Tensor, pulls: Tensor, key: Projection
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The pulls on Σ e q (B, H, d), on Σ e with do (2, B, H), and ρ q̄ (B, H, d)."""
-        on_totals = self._empty(2, *central.shape[:2])
+        on_totals = central.new_empty(2, *central.shape[:2])
         on_vectors, scaled = torch.empty_like(central), torch.empty_like(central)
         self.dcentral(du, sums, central, numbers, pulls, key[0], _or(key[1], du), on_vectors, on_totals, scaled)
         return on_vectors, on_totals, scaled

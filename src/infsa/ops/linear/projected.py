@@ -22,6 +22,7 @@ def projected_values(
     gamma: float | Tensor = 1.0,
     key_mask: Tensor | None = None,
     impl: str = "auto",
+    q: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Pool x (B, N, D) and project what was pooled: γ Σ a_j v_j of each group (B, H, m, d), and each token's group.
@@ -29,7 +30,8 @@ def projected_values(
     ``query``, ``key`` and ``value`` are the weight (H d, D) and bias (H d,) or None of a projection; without ``key``
     the keys are the queries. Equal to projecting all tokens, splitting heads and :func:`infsa.linear_attention`, whose
     ``activation``, ``iterations``, ``queries``, ``causal``, ``chunk_size`` and ``eps`` are the other options. ``gamma``
-    is a number or a tensor (H,), not checked. Here ``impl`` may also be ``"fused"``: GPU kernels for one group.
+    is a number or a tensor (H,), not checked. Here ``impl`` may also be ``"fused"``: GPU kernels for one group. Without
+    gradients the queries ``q`` (B, N, H d) may be those of another product, in the type of x.
 
     Example:
         >>> q, v = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
@@ -50,16 +52,21 @@ def projected_values(
     check_activation(scoring.activation)
     check_eps(scoring.eps)
     projections = (*query, *(key or (None, None)), *value)
+    if q is not None and torch.is_grad_enabled():
+        raise ValueError("q is taken without gradients only: call under torch.no_grad()")
+    if q is not None and (q.shape != (*x.shape[:2], query[0].shape[0]) or q.dtype != x.dtype):
+        raise ValueError(f"q must be (B, N, H d) in the type of x, got {shape_of(q)} {q.dtype} for x {shape_of(x)}")
     impl = choose_linear(impl, x, lambda: fused_limit(x, projections, num_heads, gamma, scoring.rounds))
     if key_mask is not None:
         x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
     if impl == "fused":
         from .fused import fused_values
 
-        x = x.to(compute_dtype(x))
-        return fused_values(x, num_heads, query, key, value, gamma, key_mask, scoring.activation, scoring.eps), None
-    q = _project(x, query, num_heads)
-    k = q if key is None else _project(x, key, num_heads)
+        x, q = x.to(compute_dtype(x)), None if q is None else q.to(compute_dtype(x))
+        options = {"gamma": gamma, "mask": key_mask, "activation": scoring.activation, "eps": scoring.eps}
+        return fused_values(x, num_heads, query, key, value, **options, q=q), None
+    given, q = q, _project(x, query, num_heads) if q is None else split_heads(q, num_heads)
+    k = q if key is None and given is None else _project(x, key or query, num_heads)
     pooled = pool(q, k, x.unsqueeze(1), scoring, key_mask, None, impl)
     return scale_heads(project_pooled(pooled, *value, num_heads), gamma), pooled.groups
 
@@ -108,4 +115,9 @@ def _cast(projection: Projection, dtype: torch.dtype) -> Projection:
 
 
 def _project(x: Tensor, projection: Projection, num_heads: int) -> Tensor:
-    return torch.nn.functional.linear(x, *projection).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return split_heads(torch.nn.functional.linear(x, *projection), num_heads)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H d) -> (B, H, N, d), a view."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
