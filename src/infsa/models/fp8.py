@@ -57,10 +57,14 @@ def round_rows(x: Tensor, gelu: bool = False) -> Rounded:
     return (wide / scale).to(FP8), scale
 
 
-def rounded_product(rows: Rounded, weight: Rounded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def rounded_product(
+    rows: Rounded, weight: Rounded, bias: Tensor | None, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """Rows (n, D) times a weight (E, D) transposed: (n, E); without a GPU the same numbers multiply in float32."""
     (x, scale), (w, per_output) = rows, weight
     if x.is_cuda:
-        return torch._scaled_mm(x, w.t(), scale, per_output.t(), bias=bias, out_dtype=dtype, use_fast_accum=True)
-    out = ((x.float() @ w.float().t()) * scale * per_output.t()).to(dtype)
-    return out if bias is None else out + bias
+        options = {"bias": bias, "out_dtype": dtype, "use_fast_accum": True}
+        return torch._scaled_mm(x, w.t(), scale, per_output.t(), **options, out=out)
+    found = ((x.float() @ w.float().t()) * scale * per_output.t()).to(dtype)
+    found = found if bias is None else found + bias
+    return found if out is None else out.copy_(found)

@@ -3,6 +3,8 @@
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def"
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ from ..ops.linear.plan import spans_of
 from ..ops.triton.launch import Launch
 from ..ops.triton.parts import COUNTS, rounded, wide
 
-PROCESSORS, WARPS = 132, 24  # of a GPU, and what each holds at once at 80 registers a thread
+PROCESSORS, WARPS, REGISTERS = 132, 24, 80  # of a GPU; what each holds at once, with so many registers a thread
 LEAST = 4  # tokens of a program
 NUMBERS = 2048  # of tokens, per step
 COLUMNS, SPANS = 64, 64  # of a step over the sums of spans
@@ -85,8 +87,8 @@ def add_up(
     last,
     out_ptr,
     column,
-    SUMS: tl.constexpr,
-    DIM: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
@@ -94,9 +96,9 @@ def add_up(
     found = tl.zeros([SPANS, COLUMNS], dtype=tl.float32)
     for start in tl.range(first, last, SPANS):
         span = start + tl.arange(0, SPANS)
-        mask = (span < last)[:, None] & (column < DIM)[None, :]
-        found += tl.load(sums_ptr + wide(span)[:, None] * (SUMS * DIM) + column[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + column, rounded(tl.sum(found, 0), out_ptr.dtype.element_ty), mask=column < DIM)
+        mask = (span < last)[:, None] & (column < LENGTH)[None, :]
+        found += tl.load(sums_ptr + wide(span)[:, None] * STRIDE + column[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + column, rounded(tl.sum(found, 0), out_ptr.dtype.element_ty), mask=column < LENGTH)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -107,27 +109,34 @@ def sum_kernel(
     on_all_ptr,
     on_added_ptr,
     on_row_ptr,
+    hidden_ptr,
+    on_hidden_ptr,
     items,
     splits,
+    spans,
     SUMS: tl.constexpr,
     DIM: tl.constexpr,
+    HIDDEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """The third sum of each image, then each sum over all spans, by programs of its own."""
+    """The third sum of each image, then each sum over all spans, by programs of its own; at last that of other spans."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    image, spans = tl.program_id(0), items * splits
+    image, all_ = tl.program_id(0), items * splits
     if image < items:
         first, row_ptr = image * splits, on_row_ptr + wide(image) * DIM
-        add_up(sums_ptr + 2 * DIM, first, first + splits, row_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + 2 * DIM, first, first + splits, row_ptr, column, DIM, SUMS * DIM, COLUMNS, SPANS)
     elif image == items:
-        add_up(sums_ptr, 0, spans, on_gain_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr, 0, all_, on_gain_ptr, column, DIM, SUMS * DIM, COLUMNS, SPANS)
     elif image == items + 1:
-        add_up(sums_ptr + DIM, 0, spans, on_shift_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + DIM, 0, all_, on_shift_ptr, column, DIM, SUMS * DIM, COLUMNS, SPANS)
     elif image == items + 2:
-        add_up(sums_ptr + 2 * DIM, 0, spans, on_all_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+        add_up(sums_ptr + 2 * DIM, 0, all_, on_all_ptr, column, DIM, SUMS * DIM, COLUMNS, SPANS)
+    elif image < items + SUMS:
+        add_up(sums_ptr + 3 * DIM, 0, all_, on_added_ptr, column, DIM, SUMS * DIM, COLUMNS, SPANS)
     else:
-        add_up(sums_ptr + 3 * DIM, 0, spans, on_added_ptr, column, SUMS, DIM, COLUMNS, SPANS)
+        column += (image - items - SUMS) * tl.num_programs(1) * COLUMNS
+        add_up(hidden_ptr, 0, spans, on_hidden_ptr, column, HIDDEN, HIDDEN, COLUMNS, SPANS)
 
 
 def warps_for(numbers: int) -> int:
@@ -139,31 +148,49 @@ class NormGradient:
     """The pulls on x, gain and shift of LN(x), for tokens x of one shape (B, N, D)."""
 
     def __init__(self, shape: torch.Size, device: torch.device) -> None:
-        (batch, n, dim), self.shape = shape, shape
+        (batch, n, dim), self.shape, self.device = shape, shape, device
         block = triton.next_power_of_2(dim)
         tokens = min(LEAST, max(1, NUMBERS // block))
         warps = warps_for(tokens * block)
-        splits, span = spans_of(n, PROCESSORS * (WARPS // warps) // batch, LEAST)  # all programs run at once
-        self.spans, blocks = batch * splits, triton.cdiv(dim, COLUMNS)
-        of_tokens = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps}
-        of_sums = {"DIM": dim, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
-        self.tokens, self.rows = {}, {}
-        for sums in (3, 4):
-            kept, numbers = {"SUMS": sums}, (n, splits, span)
-            self.tokens[sums] = Launch(token_kernel, (self.spans,), numbers, kept | of_tokens, device)
-            self.rows[sums] = Launch(sum_kernel, (batch + sums, blocks), (batch, splits), kept | of_sums, device)
+        self.splits, span = spans_of(n, PROCESSORS * (WARPS // warps) // batch, LEAST)  # all programs run at once
+        self.spans, numbers = batch * self.splits, (n, self.splits, span)
+        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps, "maxnreg": REGISTERS}
+        self.tokens = {
+            sums: Launch(token_kernel, (self.spans,), numbers, {"SUMS": sums} | sizes, device) for sums in (3, 4)
+        }
+        self.rows: dict[Any, Launch] = {}
 
     def __call__(
-        self, pull: Tensor, x: Tensor, added: Tensor, mean: Tensor, scale: Tensor, gain: Tensor, summed: bool = False
+        self,
+        pull: Tensor,
+        x: Tensor,
+        added: Tensor,
+        mean: Tensor,
+        scale: Tensor,
+        gain: Tensor,
+        summed: bool = False,
+        hidden: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         """The pull on x plus ``added``, its sums over each image (B, D) and over all, and those on gain and shift.
 
-        At last, if ``summed``, the sum of ``added`` over all.
+        Then, if ``summed``, the sum of ``added`` over all, and that of the rows of ``hidden`` (n, E).
         """
         (batch, _, dim), count = self.shape, 4 if summed else 3
         out, sums = torch.empty_like(pull), mean.new_empty(self.spans, count, dim)
         self.tokens[count](pull, x, added, mean, scale, gain, out, sums)
         on_gain, on_shift, on_all = torch.empty_like(gain), torch.empty_like(gain), torch.empty_like(gain)
         on_added, on_row = torch.empty_like(gain) if summed else None, gain.new_empty(batch, dim)
-        self.rows[count](sums, on_gain, on_shift, on_all, on_gain if on_added is None else on_added, on_row)
-        return out, on_row, on_all, on_gain, on_shift, on_added
+        on_hidden, kind = None if hidden is None else gain.new_empty(hidden.shape[1]), (count, hidden is not None)
+        launch = self.rows.get(kind)
+        if launch is None:
+            launch = self.rows[kind] = self._rows(count, None if hidden is None else hidden.shape)
+        further = (on_gain if on_added is None else on_added, on_row)
+        launch(sums, on_gain, on_shift, on_all, *further, *((sums, on_row) if on_hidden is None else (hidden, on_hidden)))
+        return out, on_row, on_all, on_gain, on_shift, on_added, on_hidden
+
+    def _rows(self, count: int, hidden: torch.Size | None) -> Launch:
+        (batch, _, dim), (spans, width) = self.shape, (0, 0) if hidden is None else hidden
+        blocks = triton.cdiv(dim, COLUMNS)
+        lines = batch + count + triton.cdiv(triton.cdiv(width, COLUMNS), blocks)
+        sizes = {"SUMS": count, "DIM": dim, "HIDDEN": width, "COLUMNS": COLUMNS, "SPANS": SPANS, "num_warps": 4}
+        return Launch(sum_kernel, (lines, blocks), (batch, self.splits, spans), sizes, self.device)

@@ -25,9 +25,10 @@ SMALLEST = tl.constexpr(1e-12)  # row maximum that a scale is made for
 CURVE = tl.constexpr(-2 * 0.7978845608028654 * 1.4426950408889634)  # −2 √(2/π) / ln 2
 CUBE = tl.constexpr(0.044715)
 STEEP = tl.constexpr(-0.75)  # the free coefficient of the cubic kernel, as in torch.nn.functional.interpolate
-COUNTS = ["rows", "first", "tokens", "height", "width", "length"]
+COUNTS = ["rows", "first", "tokens", "steps", "height", "width", "length"]
 
-ROWS = 2  # tokens of one image that one program normalises
+ROWS, STEPS = 2, 4  # tokens of one image that one program normalises at a time, and how often
+MANY = 4224  # tokens from which on programs take more than one step
 PATCHES = 8  # that one program unfolds
 PIXELS = 1024  # of a patch, at most, per program
 COLUMNS, CHANNELS = 64, 128  # patches and channels of one program that adds positions
@@ -68,6 +69,7 @@ def norm_kernel(
     rows,
     first,
     tokens,
+    steps,
     eps,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -83,16 +85,12 @@ def norm_kernel(
     """LN(x + added + offset + row) of tokens first, first + 1, ..., as it is, in 8 bits, or both; x becomes x + added.
 
     All tokens of an image share an offset and a row. Its first token writes the next offset, offset + row + bias. The
-    tokens of a program belong to one image: in a batch of several it takes one token.
+    tokens of a program belong to one image: it takes ROWS at a time, and of a batch of several images just one.
     """
-    start = tl.program_id(0) * ROWS
-    row = start + tl.arange(0, ROWS)
+    start = tl.program_id(0) * ROWS * steps
     column = tl.arange(0, BLOCK)
     known = column < DIM
-    inside = (row < rows)[:, None] & known[None, :]
-    spot = wide(row)[:, None] * DIM + column[None, :]
     image = wide((first + start) // tokens) * DIM + column
-    x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(gain_ptr + column, mask=known, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
     shared = tl.zeros([BLOCK], dtype=tl.float32)
@@ -100,22 +98,27 @@ def norm_kernel(
         shared += tl.load(offset_ptr + image, mask=known, other=0.0)
     if ROW:
         shared += tl.load(row_ptr + image, mask=known, other=0.0).to(tl.float32)
-    if ADDED:
-        x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
-        tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
     if NEXT:
         following = shared
         if BIASED:
             following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
         tl.store(next_ptr + image, following, mask=column < tl.where((first + start) % tokens == 0, DIM, 0))
-    x += shared[None, :]
-    centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
-    y = centred * scale[:, None] * gain[None, :] + shift[None, :]
-    if WIDE:
-        tl.store(out_ptr + spot, rounded(y, out_ptr.dtype.element_ty), mask=inside)
-    if EIGHT:
-        store_eight(eight_ptr, scale_ptr, spot, row, rows, y, inside)
+    for step in tl.range(0, steps):
+        row = start + step * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & known[None, :]
+        spot = wide(row)[:, None] * DIM + column[None, :]
+        x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        if ADDED:
+            x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+            tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
+        x += shared[None, :]
+        centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)
+        y = centred * scale[:, None] * gain[None, :] + shift[None, :]
+        if WIDE:
+            tl.store(out_ptr + spot, rounded(y, out_ptr.dtype.element_ty), mask=inside)
+        if EIGHT:
+            store_eight(eight_ptr, scale_ptr, spot, row, rows, y, inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -195,6 +198,7 @@ def position_kernel(
     CELLS: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Patches of line first, first + 1, ... of images plus positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM).
     """
@@ -224,7 +228,7 @@ def position_kernel(
             source_j = tl.minimum(tl.maximum(before_j.to(tl.int32) + tap, 0), BASE_W - 1)
             hit = source_j[:, None] == cell[None, :]
             weights += tl.where(hit, cubic(at_j - before_j - tap)[:, None], 0.0)
-        x = tl.dot(weights, cells, x, input_precision="tf32x3")
+        x = tl.dot(weights, cells, x, input_precision=PRECISION)
         tl.store(write + spot, rounded(x, out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -23,7 +23,7 @@ from .blocks import Block
 from .fp8 import FP8, round_rows, rounded_product
 from .kernels import kernels_run
 
-CHUNKS, EIGHT_CHUNKS = 4, 8  # whose tokens are normalised at a time, before and after the MLP; in 8 bits
+CHUNKS, EIGHT_CHUNKS = 4, 4  # whose tokens are normalised at a time, before and after the MLP; in 8 bits
 
 
 class RowNorm:
@@ -50,7 +50,7 @@ class RowNorm:
         self.wide = wide or not eight
         self.tokens, self.dim = x.shape[1:]
         if is_plain_norm(norm) and kernels_run(x) and norm.weight.dtype == x.dtype:
-            from .token_kernels import ROWS, launcher, norm_kernel, padded
+            from .token_kernels import MANY, ROWS, STEPS, launcher, norm_kernel, padded
 
             sizes = {
                 "DIM": self.dim,
@@ -63,7 +63,8 @@ class RowNorm:
             warps = 4 if self.dim <= 2048 else 8
             sizes |= {"WIDE": self.wide, "EIGHT": eight, "num_warps": warps}
             self.launch = launcher(norm_kernel, x, **given, **sizes)
-            self.at_once, self.eps = sizes["ROWS"], float(norm.eps)
+            self.rows, self.eps, self.many = sizes["ROWS"], float(norm.eps), MANY
+            self.most = STEPS if x.shape[0] == 1 else 1
             self.tensors = [*(x if y is None else y for y in self.shared), norm.weight, norm.bias]
 
     def __call__(self, x: Tensor, first: int = 0, added: Tensor | None = None, out: Tensor | None = None) -> Any:
@@ -75,7 +76,8 @@ class RowNorm:
         if self.eight:
             eight, scale = torch.empty_like(x, dtype=FP8), x.new_empty(count, 1, dtype=torch.float32)
         tensors = (x, x if added is None else added, *self.tensors, out, eight, scale)
-        self.launch((-(-count // self.at_once), 1, 1), tensors, count, first, self.tokens, self.eps)
+        steps = min(self.most, max(1, count // self.many))
+        self.launch((-(-count // (self.rows * steps)), 1, 1), tensors, count, first, self.tokens, steps, self.eps)
         return (eight, scale) if self.eight else out
 
     def _plain(self, x: Tensor, first: int, added: Tensor | None, out: Tensor | None) -> Any:
@@ -140,8 +142,7 @@ class Ahead:
         """Take the rows x[group] of all images' tokens, which become rows + added."""
         found = self.norm(rows, group.start, added, self.normal.view(-1, rows.shape[1])[group])
         if self.q is not None:
-            q = rounded_product(found, self.weight, self.query.bias, rows.dtype)
-            self.q.view(-1, rows.shape[1])[group] = q
+            rounded_product(found, self.weight, self.query.bias, rows.dtype, self.q.view(-1, rows.shape[1])[group])
 
 
 def takes_queries(attn: nn.Module, x: Tensor) -> bool:

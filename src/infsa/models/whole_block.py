@@ -37,13 +37,12 @@ MLP = {
 ATTENTION = {"q": nn.Linear, "v": nn.Linear, "proj": nn.Linear, "decay": Decay}
 KINDS = (*PARTS.values(), *MLP.values(), *ATTENTION.values())
 PARTS_OF, MLP_OF, ATTENTION_OF = (itemgetter(*names) for names in (PARTS, MLP, ATTENTION))
-GELU_BACKWARD = torch.ops.aten.gelu_backward.grad_input
 
 MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what they have read, and more would be held
 PLANS = 512  # kinds of calls whose launches are kept
 
 Tensors = Sequence[Any]  # x and the parameters, γ after the first eight; None for those that a block does not have
-READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15)  # of the parameters: what kernels read, or read the product with
+READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15, 12)  # of the parameters: what kernels read, or read the product with
 
 
 class Options(NamedTuple):
@@ -63,6 +62,7 @@ class Plan(NamedTuple):
     attention: Any
     add_row: Any
     norm_gradient: Any
+    gelu_gradient: Any
 
 
 def run_whole(block: Any, x: Tensor) -> Tensor | None:
@@ -115,8 +115,8 @@ def _plan_of(
         return None
     if dispatch.misfit(((Tensor, dtype, device, shape), *kinds), False, heads) is not None or dim > WIDEST:
         return None
-    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias = shapes
-    assert query is not None and value is not None  # noqa: PT018
+    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias, hidden = shapes
+    assert query is not None and value is not None and hidden is not None  # noqa: PT018
     widest = max(query[0], value[0]) // heads
     if dtype not in dispatch.KERNEL_DTYPES or widest > dispatch.LARGEST_WIDTH:
         return None
@@ -124,13 +124,15 @@ def _plan_of(
         return None
     from ..ops.linear.plan import Kind, plan_of  # needs Triton
     from .add_row import AddRow
+    from .gelu_gradient import GeluGradient
     from .norm_gradient import NormGradient
 
     biased = (query_bias if key is None else key_bias) is not None, value_bias is not None
     decay = options.gamma if learned is None else None
     kind = Kind(shape, dtype, device, heads, query[0], value[0], *biased, False, options.activation, options.eps, decay)
     add_row = AddRow(shape, device, options.norms[1], bias is not None)
-    return Plan(plan_of(kind), add_row, NormGradient(shape, device))
+    gelu = GeluGradient(shape[0] * shape[1], hidden[0], device, options.approximate)
+    return Plan(plan_of(kind), add_row, NormGradient(shape, device), gelu)
 
 
 def _made_of(block: Any) -> tuple[tuple[Any, ...], Tensor | None, Options] | None:
@@ -201,14 +203,17 @@ def _backward(
     if not (further or wants[14] or wants[15]):
         return found
     on_hidden = torch.mm(flat, narrow)
-    GELU_BACKWARD(on_hidden, hidden, approximate=options.approximate, grad_input=on_hidden)
-    found[14:16] = _product_gradients(on_hidden, inner, wants[14:16])
+    terms = plan.gelu_gradient(on_hidden, hidden)
+    if wants[14]:
+        found[14] = torch.mm(on_hidden.t(), inner)
     if not further:
+        found[15] = terms.sum(0).to(flat.dtype) if wants[15] else None
         return found
     pulled = torch.mm(on_hidden, wide)
     del on_hidden
     norms = (pulled, y, flat, mean2, scale2, gain2)
-    on_y, on_row, on_bias, *found[12:14], found[17] = plan.norm_gradient(*norms, wants[17])
+    pulls = plan.norm_gradient(*norms, wants[17], terms if wants[15] else None)
+    on_y, on_row, on_bias, *found[12:14], found[17], found[15] = pulls
     if not any(wants[:12]):
         return found
     found[10] = torch.mm(on_row.t(), values) if wants[10] else None
@@ -222,7 +227,7 @@ def _backward(
     call = (plan.attention, ready, gamma, (x.dtype,) * 7, None, sums, on_values, asked)
     on_normal, *found[3:10] = fused.gradients(*call)
     if any(wants[:3]):
-        found[0], _, _, *found[1:3], _ = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
+        found[0], _, _, *found[1:3], _, _ = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found
 
 

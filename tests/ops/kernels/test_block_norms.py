@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from infsa.models.add_row import AddRow
+from infsa.models.gelu_gradient import GeluGradient
 from infsa.models.norm_gradient import NormGradient
 
 from ..helpers import generator
@@ -71,3 +72,32 @@ def test_gradients(shape, dtype):
             assert y.dtype == dtype
             assert_near(y, exact, dtype, 4 * shape[1] * dim)
             assert torch.equal(y, other)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(19, 48), (3, 600), (70, 5)], ids=str)
+def test_gelu(shape, dtype, approximate):
+    """No further from float64 than the type rounds, beside the sums that the next launch adds up."""
+    x, pull = 2 * drawn(1, *shape, dtype=dtype), drawn(2, *shape, dtype=dtype)
+    exact = torch.ops.aten.gelu_backward(pull.double(), x.double(), approximate=approximate)
+    gradient = GeluGradient(*shape, x.device, approximate)
+    found = pull.clone()
+    sums = gradient(found, x)
+    assert_near(found, exact, dtype, 16)
+    assert_near(sums.sum(0), found.double().sum(0), torch.float32, shape[0])
+    again = pull.clone()
+    assert torch.equal(gradient(again, x), sums)
+    assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_of_other_spans(dtype):
+    """Wider than the tokens, as wide, and narrower."""
+    tokens, mean = drawn(1, 2, 9, 48, dtype=dtype), torch.zeros(18, device=DEVICE)
+    for width in (300, 48, 5):
+        hidden = drawn(2, 70, width, dtype=torch.float32)
+        gradient = NormGradient(tokens.shape, tokens.device)
+        pulls = gradient(tokens, tokens, tokens, mean, mean, tokens[0, 0].contiguous(), True, hidden)
+        assert pulls[6].shape == (width,)
+        assert_near(pulls[6], hidden.double().sum(0), dtype, 70)

@@ -113,31 +113,37 @@ def gradients(
     q, raw, scores, u, pooled, central, numbers = kept
     x, query, key, value, gamma = ready
     rows, scaled, pulls = plan.row_gradients(grad, pooled, numbers, value, gamma, u)
-    if wants[5] or wants[6]:
-        found[5:7] = plan.weight_gradients(scaled, pooled, numbers, 2, (wants[5], wants[6]), types[5])
+    of_values = (scaled, pooled, numbers)
     if decay is not None and wants[7]:
         found[7] = pulls[2].sum(0).sum_to_size(decay.shape).to(decay.dtype)
     if not any(wants[:5]):
+        if wants[5] or wants[6]:
+            wanted = (wants[5], wants[6], False, False)
+            found[5:7] = plan.weight_gradients(of_values, None, wanted, (types[5], types[5]))[:2]
         return found
     real = mask_bytes(mask, x)
     both, du, sums = plan.score_gradients(x, raw, scores, numbers, rows, pulls, real)
     on_vectors, on_totals, central = plan.central_gradients(du, sums, central, numbers, pulls, key)
     unit = _unit(on_vectors, on_totals[0]) if plan.dtype == torch.float16 else None
-    dq = plan.query_gradients(q, _over(on_totals, unit), _over(on_vectors, unit), real)
+    dq, terms = plan.query_gradients(q, _over(on_totals, unit), _over(on_vectors, unit), real)
     flat = dq.view(-1, dq.shape[2])
     if wants[0]:
         found[0] = _times(torch.mm(flat, query[0]), unit).view(x.shape).baddbmm_(both, rows[:, plan.heads :])
+    on_query = spans = None
     if wants[1]:
-        found[1] = _times(plans.wide_product(flat.mT.unsqueeze(0), x.view(1, -1, x.shape[2]))[0], unit)
+        on_query = _times(plans.wide_product(flat.mT.unsqueeze(0), x.view(1, -1, x.shape[2]))[0], unit)
     if wants[2]:
-        found[2] = _times(flat.sum(0, dtype=torch.float32), unit)
-    if key is query and (wants[1] or wants[2]):
-        shared = (central, du, on_totals, 1, (wants[1], wants[2]), types[1])
-        found[1:3] = plan.weight_gradients(*shared, *found[1:3])
-    elif wants[3] or wants[4]:
-        found[3:5] = plan.weight_gradients(central, du, on_totals, 1, (wants[3], wants[4]), types[3])
-    if key is not query:
-        found[1:3] = (None if y is None else y.to(types[1]) for y in found[1:3])
+        spans = _times(terms, unit)
+    first = 1 if key is query else 3  # whose gradients get what the keys give
+    if first == 3:
+        found[1] = None if on_query is None else on_query.to(types[1])
+        found[2] = None if spans is None else spans.sum((0, 1)).to(types[1])
+        on_query = spans = None
+    wanted = (wants[5], wants[6], wants[first], wants[first + 1])
+    if any(wanted):
+        keys, kinds = (central, du, on_totals), (types[5], types[first])
+        found[5], found[6], *both_of_keys = plan.weight_gradients(of_values, keys, wanted, kinds, on_query, spans)
+        found[first : first + 2] = both_of_keys
     return found
 
 

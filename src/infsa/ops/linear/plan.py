@@ -1,7 +1,7 @@
 """The launches of fused Linear-InfSA for one kind of call: tile sizes, grids and compiled kernels, asked for once.
 
 forward: 7 launches            x -> q, (Σ e, Σ e q), (q̄, u), x u, (S, Σ S), Sᵀ x, values
-backward: 12 with everything   r, x r, draw, drawᵀ x, dq̄, dq, dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, Σ dq, dW_Q, dW_V
+backward: 10 with everything   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, (dW_Q, dW_V)
 """
 
 import functools
@@ -84,8 +84,8 @@ class Plan:
         strides = (n * kind.rows, kind.rows)
         spread = (*strides, heads, n, splits, span)
         self.span = self._launch(triton_forward.span_kernel, batch * splits * head_blocks, spread, queries)
-        blocks = batch * triton.cdiv(n, cut.block) * head_blocks
-        self.dq = self._launch(triton_backward.query_gradient_kernel, blocks, (*strides, heads, n), queries)
+        further = queries | {"num_warps": 8}  # sums beside the tokens
+        self.dq = self._launch(triton_backward.query_gradient_kernel, batch * splits * head_blocks, spread, further)
 
         block_h = min(HEADS, triton.next_power_of_2(heads))
         head_blocks = triton.cdiv(heads, block_h)
@@ -115,6 +115,7 @@ class Plan:
         self.row = self._launch(triton_backward.row_kernel, groups, (heads, items, eps, gamma), value | few | decay)
         self.dcentral = self._launch(triton_backward.central_gradient_kernel, items, counts, key | summed)
         self.weights: dict[Any, Launch] = {}
+        self.value_shape, self.shape_of_keys = (kind.columns, dim), (kind.rows, dim)
 
     def _launch(self, kernel: Any, grid: int | tuple[int, ...], numbers: tuple[float, ...], constants: Any) -> Launch:
         return Launch(kernel, (grid,) if isinstance(grid, int) else grid, numbers, constants, self.kind.device)
@@ -207,39 +208,51 @@ class Plan:
         self.dcentral(du, sums, central, numbers, pulls, key[0], _or(key[1], du), on_vectors, on_totals, scaled)
         return on_vectors, on_totals, scaled
 
-    def query_gradients(self, q: Tensor, on_totals: Tensor, on_vectors: Tensor, real: Tensor) -> Tensor:
-        """dq (B, N, H d)."""
-        dq = torch.empty_like(q)
-        self.dq(q, real, on_totals, on_vectors, dq)
-        return dq
+    def query_gradients(
+        self, q: Tensor, on_totals: Tensor, on_vectors: Tensor, real: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """dq (B, N, H d), and its sum over each span of tokens (B, spans, H d)."""
+        dq, sums = torch.empty_like(q), on_totals.new_empty(*self.spans[:2], q.shape[2])
+        self.dq(q, real, on_totals, on_vectors, dq, sums)
+        return dq, sums
 
     def weight_gradients(
         self,
-        rows: Tensor,
-        columns: Tensor,
-        numbers: Tensor,
-        skip: int,
-        wanted: tuple[bool, ...],
-        dtype: torch.dtype,
+        values: tuple[Tensor, Tensor, Tensor],
+        keys: tuple[Tensor, Tensor, Tensor] | None,
+        wanted: tuple[bool, bool, bool, bool],
+        types: tuple[Any, Any],
         weight: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Σ over images of a cᵀ and a s, added to a ``weight``'s and ``bias``'s gradient in float32, as ``wanted``."""
-        batch, _, dim = self.shape
-        width, added = rows.shape[2], weight is not None or bias is not None
-        kind = (width, skip, wanted, dtype, added)
+        spans: Tensor | None = None,
+    ) -> list[Tensor | None]:
+        """The gradients of weight and bias of the values, then of the keys, as ``wanted`` and in these types.
+
+        They are Σ over images of a cᵀ and of a s: both have rows a (B, H, d), columns c (B, H, D) and numbers s. To the
+        keys' are added another weight's gradient in float32 and the terms of another bias's.
+        """
+        kind = (wanted, types, weight is not None, spans is not None)
         launch = self.weights.get(kind)
         if launch is None:
-            tile = self._tile(width)
-            images = min(tile["BLOCK_D"] // 2, max(16, triton.next_power_of_2(batch)))
-            sizes = tile | {"ADDED": added, "IMAGES": images, "WEIGHT": wanted[0], "BIAS": wanted[1]}
-            grid = (self.heads, triton.cdiv(dim, tile["BLOCK_D"]) if wanted[0] else 1)
-            numbers_ = (self.heads, batch * self.heads, skip * batch * self.heads)
-            launch = self.weights[kind] = self._launch(triton_backward.weight_kernel, grid, numbers_, sizes)
-        dw = self._empty(self.heads * width, dim, dtype=dtype) if wanted[0] else None
-        db = self._empty(self.heads * width, dtype=dtype) if wanted[1] else None
-        launch(rows, columns, numbers, _or(weight, rows), _or(bias, rows), _or(dw, rows), _or(db, rows))
-        return dw, db
+            launch = self.weights[kind] = self._weight_launch(*kind)
+        shapes = (self.value_shape, self.value_shape[:1], self.shape_of_keys, self.shape_of_keys[:1])
+        sizes = zip(shapes, (types[0], types[0], types[1], types[1]), wanted, strict=True)
+        found = [self._empty(*shape, dtype=dtype) if yes else None for shape, dtype, yes in sizes]
+        tensors = (*values, *found[:2], *(keys or values), weight, spans, *found[2:])
+        launch(*[values[0] if y is None else y for y in tensors])
+        return found
+
+    def _weight_launch(self, wanted: tuple[bool, ...], types: Any, added: bool, spanned: bool) -> Launch:
+        (batch, _, dim), tiles = self.shape, (self._tile(self.value_width), self._tile(self.width))
+        block = min(tile["BLOCK_D"] for tile in tiles)
+        names = ("VALUE_WEIGHT", "VALUE_BIAS", "WEIGHT", "BIAS")
+        which = {"OF_VALUES": any(wanted[:2]), "OF_KEYS": any(wanted[2:]), "ADDED": added, "SPANS": spanned}
+        padded = {"VALUE_WIDTH": self.value_width, "VALUE_PADDED": tiles[0]["PADDED"]}
+        sizes = tiles[1] | padded | which | dict(zip(names, wanted, strict=True)) | {"BLOCK_D": block}
+        sizes["IMAGES"] = min(block // 2, max(16, triton.next_power_of_2(batch)))
+        blocks = triton.cdiv(dim, block) if wanted[0] or wanted[2] else 1
+        grid = (self.heads, blocks, which["OF_VALUES"] + which["OF_KEYS"])
+        numbers = (self.heads, batch * self.heads, self.spans[1])
+        return self._launch(triton_backward.weight_kernel, grid, numbers, sizes)
 
 
 plan_of = functools.lru_cache(PLANS)(Plan)

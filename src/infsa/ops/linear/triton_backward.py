@@ -203,36 +203,37 @@ def central_gradient_kernel(
     tl.store(on_totals_ptr + items + place, on_offset)
 
 
-@triton.jit(do_not_specialize=COUNTS)
-def weight_kernel(
+@triton.jit
+def head_weight_gradient(
     rows_ptr,
     columns_ptr,
     numbers_ptr,
-    weight_ptr,
-    bias_ptr,
+    added_ptr,
+    spans_ptr,
     dw_ptr,
     db_ptr,
     heads,
-    items,
-    skip,
+    batch,
+    splits,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     IMAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ADDED: tl.constexpr,
+    SPANS: tl.constexpr,
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
 ):
     """Σ over images of a cᵀ, rows a (B, H, WIDTH), columns c (B, H, DIM), and of a s, for a head and block of channels.
 
-    s are the numbers after the first ``skip``; ``ADDED`` to a weight's and a bias's gradient in float32.
+    s are the numbers (B, H). ``ADDED`` is a weight's gradient in float32, ``SPANS`` the terms of a bias's, (B, splits,
+    H · WIDTH).
     """
     head = tl.program_id(0)
     inside = tl.arange(0, PADDED)
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = head * WIDTH + inside
-    batch = items // heads
     dw = tl.zeros([PADDED, BLOCK_D], dtype=tl.float32)
     db = tl.zeros([PADDED], dtype=tl.float32)
     for start in tl.range(0, batch, IMAGES):
@@ -245,18 +246,107 @@ def weight_kernel(
             c = tl.load(columns_ptr + place[:, None] * DIM + channel[None, :], mask=mask, other=0.0)
             dw = product(a, c, dw)
         if BIAS:
-            db += tl.sum(a * tl.load(numbers_ptr + skip + place, mask=image < batch, other=0.0)[None, :], 1)
+            db += tl.sum(a * tl.load(numbers_ptr + place, mask=image < batch, other=0.0)[None, :], 1)
     if WEIGHT:
         spot = row[:, None] * DIM + channel[None, :]
         mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
         if ADDED:
-            dw += tl.load(weight_ptr + spot, mask=mask, other=0.0)
+            dw += tl.load(added_ptr + spot, mask=mask, other=0.0)
         tl.store(dw_ptr + spot, rounded(dw, dw_ptr.dtype.element_ty), mask=mask)
     if BIAS:
-        mask = (inside < WIDTH) & (inside + tl.program_id(1) * PADDED < PADDED)  # one block of channels writes it
-        if ADDED:
-            db += tl.load(bias_ptr + row, mask=mask, other=0.0)
-        tl.store(db_ptr + row, rounded(db, db_ptr.dtype.element_ty), mask=mask)
+        mine = (inside < WIDTH) & (inside + tl.program_id(1) * PADDED < PADDED)  # one block of channels writes it
+        if SPANS:
+            terms = tl.zeros([PADDED, IMAGES], dtype=tl.float32)
+            for start in tl.range(0, batch * splits, IMAGES):
+                span = start + tl.arange(0, IMAGES)
+                known = mine[:, None] & (span < batch * splits)[None, :]
+                term = wide(span)[None, :] * (heads * WIDTH) + row[:, None]
+                terms += tl.load(spans_ptr + term, mask=known, other=0.0)
+            db += tl.sum(terms, 1)
+        tl.store(db_ptr + row, rounded(db, db_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def weight_kernel(
+    rows_v_ptr,
+    columns_v_ptr,
+    numbers_v_ptr,
+    dw_v_ptr,
+    db_v_ptr,
+    rows_ptr,
+    columns_ptr,
+    numbers_ptr,
+    added_ptr,
+    spans_ptr,
+    dw_ptr,
+    db_ptr,
+    heads,
+    items,
+    splits,
+    DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    IMAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OF_VALUES: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+    ADDED: tl.constexpr,
+    SPANS: tl.constexpr,
+    VALUE_WEIGHT: tl.constexpr,
+    VALUE_BIAS: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """The gradients of the projections for values and for keys, or of one of them."""
+    batch = items // heads
+    if OF_VALUES:
+        if tl.program_id(2) == 0:
+            head_weight_gradient(
+                rows_v_ptr,
+                columns_v_ptr,
+                numbers_v_ptr + 2 * items,  # Σ S
+                added_ptr,
+                spans_ptr,
+                dw_v_ptr,
+                db_v_ptr,
+                heads,
+                batch,
+                splits,
+                DIM,
+                VALUE_WIDTH,
+                VALUE_PADDED,
+                IMAGES,
+                BLOCK_D,
+                False,
+                False,
+                VALUE_WEIGHT,
+                VALUE_BIAS,
+            )
+    if OF_KEYS:
+        if tl.program_id(2) == tl.num_programs(2) - 1:
+            head_weight_gradient(
+                rows_ptr,
+                columns_ptr,
+                numbers_ptr + items,  # do
+                added_ptr,
+                spans_ptr,
+                dw_ptr,
+                db_ptr,
+                heads,
+                batch,
+                splits,
+                DIM,
+                WIDTH,
+                PADDED,
+                IMAGES,
+                BLOCK_D,
+                ADDED,
+                SPANS,
+                WEIGHT,
+                BIAS,
+            )
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -266,34 +356,38 @@ def query_gradient_kernel(
     grad_total_ptr,
     grad_vectors_ptr,
     dq_ptr,
+    sums_ptr,
     stride_b,
     stride_n,
     heads,
     n,
+    splits,
+    span,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """dq of a block of tokens and heads; dq (B, N, H · WIDTH) has no gaps."""
-    head_blocks, blocks = tl.cdiv(heads, BLOCK_H), tl.cdiv(n, BLOCK_N)
-    first_head = tl.program_id(0) % head_blocks * BLOCK_H
-    place = tl.program_id(0) // head_blocks
-    batch, token = place // blocks, place % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    """dq of a span of tokens, for a block of heads, and its sum over them; dq (B, N, H · WIDTH) has no gaps."""
+    first_head, place, batch, first, last = span_of(heads, n, splits, span, BLOCK_H)
     offset, exists = columns(first_head, heads, WIDTH, PADDED, BLOCK_H)
     base = head_start(q_ptr, batch, 0, stride_b, 0)
-    real = real_tokens(mask_ptr, batch, token, n, MASKED)
-    q = tl.load(
-        base + wide(token)[:, None] * stride_n + offset[None, :], mask=real[:, None] & exists[None, :], other=0.0
-    )
-    q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
     head, inside = first_head + tl.arange(0, BLOCK_H), tl.arange(0, PADDED)
     spot = wide(batch) * heads + head
     on_total = tl.load(grad_total_ptr + spot, mask=head < heads, other=0.0)
     mask = (head < heads)[:, None] & (inside < WIDTH)[None, :]
     on_vectors = tl.load(grad_vectors_ptr + spot[:, None] * WIDTH + inside[None, :], mask=mask, other=0.0)
-    dq = tl.reshape(query_gradient(q, on_total, on_vectors), (BLOCK_N, BLOCK_H * PADDED))
-    row = dq_ptr + (wide(batch) * n + token)[:, None] * (heads * WIDTH)
-    dq = rounded(dq, dq_ptr.dtype.element_ty)
-    tl.store(row + offset[None, :], dq, mask=(token < n)[:, None] & exists[None, :])
+    sums = tl.zeros([BLOCK_N, BLOCK_H * PADDED], dtype=tl.float32)
+    for start in tl.range(first, last, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        real = real_tokens(mask_ptr, batch, token, n, MASKED) & (token < last)
+        row = wide(token)[:, None] * stride_n + offset[None, :]
+        q = tl.load(base + row, mask=real[:, None] & exists[None, :], other=0.0)
+        q = tl.reshape(q.to(tl.float32), (BLOCK_N, BLOCK_H, PADDED))
+        dq = tl.reshape(query_gradient(q, on_total, on_vectors), (BLOCK_N, BLOCK_H * PADDED))
+        sums += dq
+        row = dq_ptr + (wide(batch) * n + token)[:, None] * (heads * WIDTH)
+        dq = rounded(dq, dq_ptr.dtype.element_ty)
+        tl.store(row + offset[None, :], dq, mask=(token < last)[:, None] & exists[None, :])
+    tl.store(sums_ptr + wide(place) * (heads * WIDTH) + offset, tl.sum(sums, 0), mask=exists)

@@ -16,7 +16,7 @@ NUMBERS = {"relu": 0, "gelu": 1, "abs": 2}
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # a new length must not recompile
-COUNTS = ["heads", "group", "items", "n", "n_q", "n_k", "n_own", "n_other", "dot_blocks", "splits", "span", "skip"]
+COUNTS = ["heads", "group", "items", "n", "n_q", "n_k", "n_own", "n_other", "dot_blocks", "splits", "span", "spans"]
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
