@@ -4,7 +4,7 @@ Nothing is kept: weights are rounded in every call, which takes as long as readi
 model's own.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.layers import Mlp
@@ -63,8 +63,8 @@ def rounded_product(
     """Rows (n, D) times a weight (E, D) transposed: (n, E); without a GPU the same numbers multiply in float32."""
     (x, scale), (w, per_output) = rows, weight
     if x.is_cuda:
-        options = {"bias": bias, "out_dtype": dtype, "use_fast_accum": True}
-        return torch._scaled_mm(x, w.t(), scale, per_output.t(), **options, out=out)
+        options: dict[str, Any] = {"bias": bias, "out_dtype": dtype, "use_fast_accum": True, "out": out}
+        return torch._scaled_mm(x, w.t(), scale, per_output.t(), **options)
     found = ((x.float() @ w.float().t()) * scale * per_output.t()).to(dtype)
     found = found if bias is None else found + bias
     return found if out is None else out.copy_(found)

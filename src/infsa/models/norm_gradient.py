@@ -120,7 +120,7 @@ def sum_kernel(
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """The third sum of each image, then each sum over all spans, by programs of its own; at last that of other spans."""
+    """The third sum of each image, each sum over all spans, and that of other spans, all by programs of their own."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     image, all_ = tl.program_id(0), items * splits
     if image < items:
@@ -184,8 +184,9 @@ class NormGradient:
         launch = self.rows.get(kind)
         if launch is None:
             launch = self.rows[kind] = self._rows(count, None if hidden is None else hidden.shape)
-        further = (on_gain if on_added is None else on_added, on_row)
-        launch(sums, on_gain, on_shift, on_all, *further, *((sums, on_row) if on_hidden is None else (hidden, on_hidden)))
+        further = [on_gain if on_added is None else on_added, on_row]
+        further += [sums, on_row] if hidden is None or on_hidden is None else [hidden, on_hidden]
+        launch(sums, on_gain, on_shift, on_all, *further)
         return out, on_row, on_all, on_gain, on_shift, on_added, on_hidden
 
     def _rows(self, count: int, hidden: torch.Size | None) -> Launch:

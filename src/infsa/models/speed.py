@@ -235,11 +235,7 @@ class _Steps:
             x = block(self._settled(x), *context, *(() if leaving is None else (leaving,)))
             return x.clone(memory_format=torch.contiguous_format)  # the next block writes over it
         ahead = self._begun(block, x) if ahead is None else ahead
-        grid, num_prefix, key_mask = context
-        if ahead.q is None:
-            attended = block.attn(ahead.normal, grid=grid, num_prefix=num_prefix, key_mask=key_mask)
-        else:
-            attended = block.attn.context(ahead.normal, key_mask, ahead.q).expand(-1, x.shape[1], -1)
+        attended = ahead.attend(*context)
         if leaving is not None:
             x, attended = x[:, :leaving].contiguous(), attended[:, :leaving]
         if not is_plain_mlp(block, x):
@@ -259,7 +255,7 @@ class _Steps:
     def _begun(self, block: Block, x: Tensor) -> Ahead:
         """The first block's norm, and one after a block of another kind."""
         ahead, rows = Ahead(block, x, fp8=self.fast.fp8, offset=self.offset), x.view(-1, x.shape[2])
-        for group in groups_of(rows.shape[0], self.fast.chunk, True) if ahead.eight else [slice(0, rows.shape[0])]:
+        for group in groups_of(rows.shape[0], self.fast.chunk, self.fast.fp8):
             ahead(rows[group], group)
         return ahead
 

@@ -31,7 +31,7 @@ ROWS, STEPS = 2, 4  # tokens of one image that one program normalises at a time,
 MANY = 4224  # tokens from which on programs take more than one step
 PATCHES = 8  # that one program unfolds
 PIXELS = 1024  # of a patch, at most, per program
-COLUMNS, CHANNELS = 64, 128  # patches and channels of one program that adds positions
+COLUMNS, CHANNELS = 64, 256  # patches and channels, at most, of one program that adds positions
 
 
 @triton.jit
@@ -51,6 +51,14 @@ def store_eight(out_ptr, scale_ptr, spot, row, rows, y, inside):
     tl.store(scale_ptr + row, scale, mask=row < rows)
     y = y * (1.0 / scale)[:, None]
     tl.store(out_ptr + spot, in_eight_bits(y, out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_rows(pointer, start, rows, known, column, DIM: tl.constexpr, ROWS: tl.constexpr):
+    """ROWS rows from ``start`` on; zeros beyond the last."""
+    row = start + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & known[None, :]
+    return tl.load(pointer + wide(row)[:, None] * DIM + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -103,13 +111,18 @@ def norm_kernel(
         if BIASED:
             following += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
         tl.store(next_ptr + image, following, mask=column < tl.where((first + start) % tokens == 0, DIM, 0))
+    ahead = load_rows(x_ptr, start, rows, known, column, DIM, ROWS)
+    added_ahead = load_rows(added_ptr, start, rows, known, column, DIM, ROWS) if ADDED else ahead
     for step in tl.range(0, steps):
         row = start + step * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & known[None, :]
         spot = wide(row)[:, None] * DIM + column[None, :]
-        x = tl.load(x_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+        x, added = ahead.to(tl.float32), added_ahead.to(tl.float32)
+        last = tl.where(step + 1 < steps, rows, 0)  # the next rows are on their way while these are worked on
+        ahead = load_rows(x_ptr, start + (step + 1) * ROWS, last, known, column, DIM, ROWS)
         if ADDED:
-            x += tl.load(added_ptr + spot, mask=inside, other=0.0).to(tl.float32)
+            added_ahead = load_rows(added_ptr, start + (step + 1) * ROWS, last, known, column, DIM, ROWS)
+            x += added
             tl.store(x_ptr + spot, rounded(x, x_ptr.dtype.element_ty), mask=inside)
         x += shared[None, :]
         centred = tl.where(inside, x - (tl.sum(x, 1) / DIM)[:, None], 0.0)
@@ -200,8 +213,7 @@ def position_kernel(
     CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Patches of line first, first + 1, ... of images plus positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM).
-    """
+    """Patches of lines first, first + 1, ... plus positions, bicubic in a table (PREFIX + BASE_H · BASE_W, DIM)."""
     line = first + tl.program_id(0)
     image, i = line // height, line % height
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

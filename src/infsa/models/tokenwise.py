@@ -130,26 +130,32 @@ class Ahead:
     """
 
     def __init__(self, block: Block, x: Tensor, *, fp8: bool, normal: Tensor | None = None, **sums: Any) -> None:
-        self.eight = fp8 and takes_queries(block.attn, x)
-        self.norm = RowNorm(block.norm1, x, eight=self.eight, **sums)
+        self.attn, self.query = block.attn, queries_of(block.attn, x) if fp8 else None
+        self.norm = RowNorm(block.norm1, x, eight=self.query is not None, **sums)
         self.normal = torch.empty_like(x) if normal is None else normal
-        self.q: Tensor | None = None
-        if self.eight:
-            self.q, self.query = torch.empty_like(x), block.attn.q
-            self.weight = round_rows(self.query.weight)
+        if self.query is not None:
+            self.q, self.weight = torch.empty_like(x), round_rows(self.query.weight)
 
     def __call__(self, rows: Tensor, group: slice, added: Tensor | None = None) -> None:
         """Take the rows x[group] of all images' tokens, which become rows + added."""
         found = self.norm(rows, group.start, added, self.normal.view(-1, rows.shape[1])[group])
-        if self.q is not None:
-            rounded_product(found, self.weight, self.query.bias, rows.dtype, self.q.view(-1, rows.shape[1])[group])
+        if self.query is not None:
+            out = self.q.view(-1, rows.shape[1])[group]
+            rounded_product(found, self.weight, self.query.bias, rows.dtype, out)
+
+    def attend(self, grid: tuple[int, int], num_prefix: int, key_mask: Tensor | None) -> Tensor:
+        """The block's attention: (B, N, D)."""
+        if self.query is None:
+            found: Tensor = self.attn(self.normal, grid=grid, num_prefix=num_prefix, key_mask=key_mask)
+            return found
+        return self.attn.context(self.normal, key_mask, self.q).expand(-1, self.normal.shape[1], -1)  # type: ignore[operator]
 
 
-def takes_queries(attn: nn.Module, x: Tensor) -> bool:
-    """Whether an attention is Linear-InfSA whose queries may be computed elsewhere, in the type of x."""
+def queries_of(attn: nn.Module, x: Tensor) -> nn.Linear | None:
+    """The layer that makes Linear-InfSA's queries, if they may be computed elsewhere, in the type of x."""
     if type(attn) is not LinearInfSAAttention or attn.queries > 1 or attn.iterations > 1 or attn.projections() is None:
-        return False
-    return all(p.dtype == x.dtype for p in attn.q.parameters())
+        return None
+    return attn.q if all(p.dtype == x.dtype for p in attn.q.parameters()) else None
 
 
 def groups_of(count: int, chunk: int, fp8: bool) -> Iterator[slice]:

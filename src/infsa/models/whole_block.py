@@ -42,7 +42,9 @@ MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what t
 PLANS = 512  # kinds of calls whose launches are kept
 
 Tensors = Sequence[Any]  # x and the parameters, γ after the first eight; None for those that a block does not have
-READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15, 12)  # of the parameters: what kernels read, or read the product with
+READ = itemgetter(
+    2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15, 12
+)  # of the parameters: what kernels read, or read the product with
 
 
 class Options(NamedTuple):

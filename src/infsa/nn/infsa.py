@@ -318,11 +318,18 @@ class LinearInfSA(InfSALayer):
     def context(self, x: Tensor, key_mask: Tensor | None = None, q: Tensor | None = None) -> Tensor:
         """What every token receives, (B, 1, D), for callers that add it by broadcasting.
 
-        Without gradients the queries ``q`` (B, N, D) of the tokens may be those of another product.
+        Without gradients the queries ``q`` (B, N, D) may be those of another product, in the type of x.
         """
         if self.queries > 1:
             raise ValueError(f"context needs queries=1, this layer has queries={self.queries}")
-        return self._rows(x, key_mask, False, q)[0]
+        if q is None:
+            return self._rows(x, key_mask, False)[0]
+        projections = self.projections()
+        if projections is None:
+            raise ValueError("q is for layers of plain projections, this one has adapters or hooks")
+        options = {"gamma": self.decay(), "q": q} | self._scoring(key_mask, False)
+        values, _ = projected_values(x, self.num_heads, *projections, **options)
+        return project_out(values.reshape(x.shape[0], 1, -1), self.extra, self.proj)
 
     def weights(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The centrality vectors a: (B, H, N), or (B, H, m, N) with ``queries=m``."""
@@ -354,29 +361,33 @@ class LinearInfSA(InfSALayer):
             return q, q + split_heads(self.key_difference(x), self.num_heads)
         return q, q if self.k is None else split_heads(self.k(x), self.num_heads)
 
-    def _rows(
-        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The output of each group of tokens (B, m, D), and the group of each token."""
-        rows, groups = self._joined_rows(x, key_mask, is_causal, q)
+        rows, groups = self._joined_rows(x, key_mask, is_causal)
         return project_out(rows, self.extra, self.proj), groups
 
-    def _joined_rows(
-        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _joined_rows(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """The same before the output projection."""
-        values, groups = self._pooled_values(x, key_mask, is_causal, q)
+        values, groups = self._pooled_values(x, key_mask, is_causal)
         one_row = (x.shape[0], 1, self.proj.in_features)
         return values.reshape(one_row) if groups is None else merge_heads(values), groups
 
-    def _pooled_values(
-        self, x: Tensor, key_mask: Tensor | None, is_causal: bool, q: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _pooled_values(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
         """γ Σ a_j v_j of each group of tokens (B, H, m, d), and the group of each token."""
         if is_causal and self.chunk_size is None:
             raise ValueError("is_causal=True needs a LinearInfSA built with chunk_size, got chunk_size=None")
         check_tokens(x, self.proj.out_features)
-        options: dict[str, Any] = {
+        options = self._scoring(key_mask, is_causal)
+        projections = self.projections()
+        if projections is not None:
+            return projected_values(x, self.num_heads, *projections, gamma=self.decay(), **options)
+        x = zero_padding(x, key_mask)
+        pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
+        return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups
+
+    def _scoring(self, key_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+        """How tokens are scored, as the operators' options."""
+        return {
             "activation": self.activation,
             "key_mask": key_mask,
             "iterations": self.iterations,
@@ -386,14 +397,6 @@ class LinearInfSA(InfSALayer):
             "eps": self.eps,
             "impl": self.impl,
         }
-        projections = self.projections()
-        if projections is not None:
-            return projected_values(x, self.num_heads, *projections, gamma=self.decay(), q=q, **options)
-        if q is not None:
-            raise ValueError("q is taken by layers of plain projections, got adapters or hooks")
-        x = zero_padding(x, key_mask)
-        pooled = central_pool(*self._project(x), x.unsqueeze(1), **options)
-        return scale_heads(project_values(pooled, self.v, self.num_heads), self.decay()), pooled.groups
 
 
 def _parameters(layer: nn.Linear) -> Projection:

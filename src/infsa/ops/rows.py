@@ -7,7 +7,7 @@ from .dtypes import accumulation_dtype
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:
-    """``layer(x)``; for few rows without gradients and a plain layer without hooks, one kernel that reads the weight."""
+    """``layer(x)``; one kernel for few rows without gradients, where the layer is plain and has no hooks."""
     if type(layer) is nn.Linear and plain_layers(layer):
         if sums_pay(x, layer.weight):
             return linear_by_sums(x, layer.weight, layer.bias)

@@ -304,7 +304,10 @@ def test_bad_options_are_refused_in_one_line():
         ({"activation": "tanh"}, "activation must be one of"),
         ({"num_heads": 5}, r"^x must be \(B, N, D\)"),
         ({"num_heads": 0}, r"^num_heads must be an integer >= 1, got 0$"),
-        ({"value": (torch.zeros(32, 32), torch.zeros(7))}, r"^impl='fused' takes projections [^\n]+\(7,\)"),
+        (
+            {"value": (torch.zeros(32, 32, device=DEVICE), torch.zeros(7, device=DEVICE))},
+            r"^impl='fused' takes projections [^\n]+\(7,\)",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             projected.projected_values(**arguments() | change, impl="fused")

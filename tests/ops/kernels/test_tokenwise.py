@@ -18,6 +18,9 @@ from .helpers import DEVICE, DTYPES, rms, unit
 if not HAS_TRITON:
     pytest.skip("needs Triton", allow_module_level=True)
 
+from infsa.models import token_kernels
+from infsa.nn.peers.infsa import LinearInfSAAttention
+
 
 def drawn(seed, *shape, dtype=torch.float32):
     return torch.randn(*shape, generator=generator(seed)).to(dtype).to(DEVICE)
@@ -31,6 +34,7 @@ def assert_rounded(found, expected, dtype):
     )
 
 
+@pytest.mark.parametrize("many", [None, 3], ids=["one step", "steps"])
 @pytest.mark.parametrize("kind", ["nothing", "offset", "added", "all"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -38,8 +42,10 @@ def assert_rounded(found, expected, dtype):
     [(3, 7, slice(5, 16), [1, 2]), (1, 21, slice(0, 15), [0]), (1, 21, slice(5, 16), [])],
     ids=["images", "first", "later"],
 )
-def test_residual_and_norm(batch, tokens, part, begun, dtype, kind):
+def test_residual_and_norm(batch, tokens, part, begun, dtype, kind, many, monkeypatch):
     """A part of the rows of a batch, which may cross from one image to the next; some images begin in it."""
+    if many is not None:
+        monkeypatch.setattr(token_kernels, "MANY", many)
     dim = 48
     x, added = drawn(0, batch, tokens, dim, dtype=dtype), drawn(1, batch * tokens, dim, dtype=dtype)
     norm = nn.LayerNorm(dim, eps=1e-6, device=DEVICE, dtype=dtype)
@@ -51,17 +57,18 @@ def test_residual_and_norm(batch, tokens, part, begun, dtype, kind):
     shared = sum((y.double() for y in (offset, row) if y is not None), torch.zeros(batch, dim, device=DEVICE).double())
     sums = kept + shared.repeat_interleave(tokens, 0)
     expected = nn.functional.layer_norm(sums, (dim,), norm.weight.double(), norm.bias.double(), 1e-6)
-    for eight in (False, True):
+    for eight, wide in ((False, True), (True, False), (True, True)):
         rows, before = x.clone().view(-1, dim), x.view(-1, dim)
         following = torch.full((batch, dim), torch.nan, device=DEVICE)
         given = {"offset": offset, "row": row, "bias": bias, "following": following}
-        run = RowNorm(norm, x, added=is_added, eight=eight, **given)
-        out = None if eight else torch.full_like(rows[part], torch.nan)
+        run = RowNorm(norm, x, added=is_added, eight=eight, wide=wide, **given)
+        out = torch.full_like(rows[part], torch.nan) if wide else None
         found = run(rows[part], part.start, added[part] if is_added else None, out)
         if eight:
             assert_in_eight_bits(*found, expected[part])
         else:
             assert found is out
+        if wide:
             assert_rounded(out, expected[part], dtype)
         assert_rounded(rows[part], kept[part], dtype)
         assert torch.equal(rows[: part.start], before[: part.start])
@@ -124,6 +131,33 @@ def test_whole_models():
     x = drawn(6, 2, 3, 16, 24, dtype=torch.bfloat16)
     expected = copy.deepcopy(model).double()(x.double())
     assert rms(infsa.models.fast(model, chunk=3)(x) - expected) <= 3 * rms(model(x) - expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_options": {"tied": False}, "learn_gamma": True}], ids=str)
+@torch.no_grad()
+def test_queries_in_eight_bits(changes, monkeypatch):
+    """Of one image and of two, with a mask and without; in the end no further off than 8 bits are."""
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": 7}
+    model = infsa.create_model("infvit_linear_tiny", **sizes, **changes)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.1)
+    model = model.to(DEVICE, torch.bfloat16).eval()
+    exact = copy.deepcopy(model).double()
+    for block in model.blocks:
+        block.attn.impl = "fused"
+    given, context = [], LinearInfSAAttention.context
+    heard = lambda self, x, mask, q: (given.append(q.shape), context(self, x, mask, q))[1]  # noqa: E731
+    monkeypatch.setattr(LinearInfSAAttention, "context", heard)
+    x = drawn(6, 2, 3, 64, 96, dtype=torch.bfloat16)
+    mask = torch.ones(2, 8, 12, dtype=torch.bool, device=DEVICE)
+    mask[1, :, 9:] = False
+    for images, hidden in ((x, None), (x, mask), (x[:1], None)):
+        expected = exact(images.double(), hidden)
+        error = infsa.models.fast(model, chunk=10, fp8=True)(images, hidden) - expected
+        assert rms(error) <= 0.1 * rms(expected)
+        assert given == [(*images.shape[:1], 97, 48)] * 3
+        given.clear()
 
 
 class Halved(nn.Module):

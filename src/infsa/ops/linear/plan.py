@@ -1,7 +1,7 @@
 """The launches of fused Linear-InfSA for one kind of call: tile sizes, grids and compiled kernels, asked for once.
 
 forward: 7 launches            x -> q, (Σ e, Σ e q), (q̄, u), x u, (S, Σ S), Sᵀ x, values
-backward: 10 with everything   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, (dW_Q, dW_V)
+backward: 10 with everything   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, dW
 """
 
 import functools
@@ -21,7 +21,7 @@ from . import triton_backward, triton_forward
 
 CHANNELS = 128  # of a token, per step
 TOKENS = 64  # per step over the scores
-PROGRAMS = 1056  # that share the scores of a batch
+PROGRAMS = 264  # that share the scores of a batch
 HEADS = 64  # whose scores one program takes
 IMAGES = 16  # that share a read of a weight
 SPANS_AT_ONCE = 64  # whose sums one step adds
@@ -208,9 +208,7 @@ class Plan:
         self.dcentral(du, sums, central, numbers, pulls, key[0], _or(key[1], du), on_vectors, on_totals, scaled)
         return on_vectors, on_totals, scaled
 
-    def query_gradients(
-        self, q: Tensor, on_totals: Tensor, on_vectors: Tensor, real: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def query_gradients(self, q: Tensor, on_totals: Tensor, on_vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """dq (B, N, H d), and its sum over each span of tokens (B, spans, H d)."""
         dq, sums = torch.empty_like(q), on_totals.new_empty(*self.spans[:2], q.shape[2])
         self.dq(q, real, on_totals, on_vectors, dq, sums)

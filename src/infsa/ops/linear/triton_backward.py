@@ -301,7 +301,7 @@ def weight_kernel(
 ):
     """The gradients of the projections for values and for keys, or of one of them."""
     batch = items // heads
-    if OF_VALUES:
+    if OF_VALUES:  # noqa: SIM102
         if tl.program_id(2) == 0:
             head_weight_gradient(
                 rows_v_ptr,
@@ -324,7 +324,7 @@ def weight_kernel(
                 VALUE_WEIGHT,
                 VALUE_BIAS,
             )
-    if OF_KEYS:
+    if OF_KEYS:  # noqa: SIM102
         if tl.program_id(2) == tl.num_programs(2) - 1:
             head_weight_gradient(
                 rows_ptr,
