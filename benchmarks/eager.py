@@ -5,10 +5,10 @@
     python benchmarks/eager.py --trainer --out trainer.json # a step of `infsa train` alone
     python benchmarks/eager.py --tiny --out tiny.json       # anywhere: small models, times that mean nothing
 
-bfloat16. Whole models: milliseconds of a forward and backward pass, and of inference, in turns, because a host that is
-slow for a while is then slow for all of them. A block of 24 layers: host microseconds and kernels of a call at 197
-tokens and batch 1, where the GPU waits for the host. Pure attention at 1,024 tokens beside PyTorch's fused softmax. The
-time of a model is the median of its turns, the spread their range.
+bfloat16. Whole models: milliseconds of a forward and backward pass, and of inference, in many short turns, because a
+host that is slow for a while is then slow for all of them. A block of 24 layers: host microseconds and kernels of a
+call at 197 tokens and batch 1, where the GPU waits for the host. Pure attention at 1,024 tokens beside PyTorch's fused
+softmax. The time of a model is the median of its turns, the spread their range.
 
 `infsa train` with its recipe `paper` in bf16-mixed, images on the device: milliseconds of a step, once with the default
 of `--compile` and once with `off`, and the seconds to the first step. timm's ViT runs in the same trainer.
@@ -41,7 +41,7 @@ from infsa.train import RECIPES, module, train
 
 SIZES = [(24, 224, 64), (24, 512, 1), (24, 1024, 4), (4, 224, 64), (24, 384, 32), (4, 512, 1)]  # layers, pixels, batch
 KINDS = ("linear", "pure", "vit", "timm")
-TURNS = 4
+TURNS = 12
 TINY = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 BARS = {  # (row, mode, kind, beside) -> at most
     "24 layers, 224², batch 64, training: Linear / our ViT": ("24 224 64", "train", "linear", "vit", 0.90),

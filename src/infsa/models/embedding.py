@@ -37,8 +37,7 @@ def embed(model: InfViT, images: Tensor) -> Tensor:
     sizes = {"CHANS": model.in_chans, "DOWN": down, "ACROSS": across, "PATCHES": PATCHES, "BLOCK": block}
     unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
     sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
-    channels = min(CHANNELS, padded(dim))
-    sizes |= {"COLUMNS": COLUMNS, "CHANNELS": channels, "num_warps": max(1, channels // 32)}
+    sizes |= {"COLUMNS": COLUMNS, "CHANNELS": CHANNELS, "num_warps": 4}
     precision = "tf32x3" if images.dtype == torch.float32 else "tf32"
     place = launcher(position_kernel, images, **sizes, PRECISION=precision)
     steps = (base_h / height, base_w / width)
@@ -51,7 +50,7 @@ def embed(model: InfViT, images: Tensor) -> Tensor:
             torch.mm(unfolded[:rows], weight, out=patches[:rows])
         else:
             torch.addmm(bias, unfolded[:rows], weight, out=patches[:rows])
-        programs = (count, -(-dim // channels), 1)
+        programs = (count, -(-dim // CHANNELS), 1)
         place(programs, (patches, table, x), height, width, x.shape[1], part.start, *steps)
     return x
 

@@ -31,7 +31,7 @@ ROWS, STEPS = 2, 4  # tokens of one image that one program normalises at a time,
 MANY = 4224  # tokens from which on programs take more than one step
 PATCHES = 8  # that one program unfolds
 PIXELS = 1024  # of a patch, at most, per program
-COLUMNS, CHANNELS = 64, 256  # patches and channels, at most, of one program that adds positions
+COLUMNS, CHANNELS = 64, 128  # patches and channels of one program that adds positions
 
 
 @triton.jit
