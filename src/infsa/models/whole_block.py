@@ -218,16 +218,16 @@ def _backward(
     on_y, on_row, on_bias, *found[12:14], found[17], found[15] = pulls
     if not any(wants[:12]):
         return found
-    found[10] = torch.mm(on_row.t(), values) if wants[10] else None
     found[11] = on_bias
     if not any(wants[:10]):
+        found[10] = torch.mm(on_row.t(), values) if wants[10] else None
         return found
     on_values = torch.mm(on_row, out).view(shape[0], options.heads, 1, -1)
     wq, bq, wk, bk, wv, bv, gamma = projections
     query, asked = (wq, bq), (any(wants[:3]), *wants[3:10])
     ready = normal, query, query if wk is None else (wk, bk), (wv, bv), plan.attention.decay(gamma)
     call = (plan.attention, ready, gamma, (x.dtype,) * 7, None, sums, on_values, asked)
-    on_normal, *found[3:10] = fused.gradients(*call)
+    on_normal, *found[3:11] = fused.gradients(*call, out=(values, on_row) if wants[10] else None)
     if any(wants[:3]):
         found[0], _, _, *found[1:3], _, _ = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found

@@ -95,7 +95,7 @@ def backward(
     """The gradients of the tensors, each in its type and only as far as wanted."""
     with on_device(grad), autocast_off(grad):
         ready, types = prepared(plan, tensors), [None if y is None else y.dtype for y in tensors[:7]]
-        return gradients(plan, ready, tensors[7], types, mask, kept, grad.contiguous(), wants)
+        return gradients(plan, ready, tensors[7], types, mask, kept, grad.contiguous(), wants)[:8]
 
 
 def gradients(
@@ -107,9 +107,13 @@ def gradients(
     kept: Tensors,
     grad: Tensor,
     wants: Sequence[bool],
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor | None]:
-    """The same for tensors that are ``prepared``, γ itself being ``decay``; the gradients have these ``types``."""
-    found: list[Tensor | None] = [None] * 8
+    """The same for tensors that are ``prepared``, γ itself being ``decay``; the gradients have these ``types``.
+
+    With ``out`` the last one is that of the projection after the heads, see :meth:`Plan.weight_gradients`.
+    """
+    found: list[Tensor | None] = [None] * 9
     q, raw, scores, u, pooled, central, numbers = kept
     x, query, key, value, gamma = ready
     rows, scaled, pulls = plan.row_gradients(grad, pooled, numbers, value, gamma, u)
@@ -117,9 +121,10 @@ def gradients(
     if decay is not None and wants[7]:
         found[7] = pulls[2].sum(0).sum_to_size(decay.shape).to(decay.dtype)
     if not any(wants[:5]):
-        if wants[5] or wants[6]:
+        if wants[5] or wants[6] or out is not None:
             wanted = (wants[5], wants[6], False, False)
-            found[5:7] = plan.weight_gradients(of_values, None, wanted, (types[5], types[5]))[:2]
+            given = plan.weight_gradients(of_values, None, wanted, (types[5], types[5]), out=out)
+            found[5], found[6], found[8] = given[0], given[1], given[4]
         return found
     real = mask_bytes(mask, x)
     both, du, sums = plan.score_gradients(x, raw, scores, numbers, rows, pulls, real)
@@ -131,7 +136,7 @@ def gradients(
         found[0] = _times(torch.mm(flat, query[0]), unit).view(x.shape).baddbmm_(both, rows[:, plan.heads :])
     on_query = spans = None
     if wants[1]:
-        on_query = _times(plans.wide_product(flat.mT.unsqueeze(0), x.view(1, -1, x.shape[2]))[0], unit)
+        on_query = _times(plans.wide_product(flat.t(), x.view(-1, x.shape[2])), unit)
     if wants[2]:
         spans = _times(terms, unit)
     first = 1 if key is query else 3  # whose gradients get what the keys give
@@ -140,10 +145,10 @@ def gradients(
         found[2] = None if spans is None else spans.sum((0, 1)).to(types[1])
         on_query = spans = None
     wanted = (wants[5], wants[6], wants[first], wants[first + 1])
-    if any(wanted):
+    if any(wanted) or out is not None:
         keys, kinds = (central, du, on_totals), (types[5], types[first])
-        found[5], found[6], *both_of_keys = plan.weight_gradients(of_values, keys, wanted, kinds, on_query, spans)
-        found[first : first + 2] = both_of_keys
+        given = plan.weight_gradients(of_values, keys, wanted, kinds, on_query, spans, out)
+        found[5], found[6], found[first], found[first + 1], found[8] = given
     return found
 
 

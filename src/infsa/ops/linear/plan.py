@@ -54,10 +54,11 @@ class Queries(NamedTuple):
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b (B, ...) of matrices in float32, summed in it too."""
+    """a b of matrices, or of batches of them, in float32, summed in it too."""
+    multiply = torch.mm if a.dim() == 2 else torch.bmm
     if a.dtype == torch.float32:
-        return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+        return multiply(a, b)
+    return multiply(a, b, out_dtype=torch.float32) if a.is_cuda else multiply(a.float(), b.float())
 
 
 def spans_of(n: int, programs: int, block: int) -> tuple[int, int]:
@@ -222,33 +223,37 @@ class Plan:
         types: tuple[Any, Any],
         weight: Tensor | None = None,
         spans: Tensor | None = None,
+        out: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor | None]:
         """The gradients of weight and bias of the values, then of the keys, as ``wanted`` and in these types.
 
         They are Σ over images of a cᵀ and of a s: both have rows a (B, H, d), columns c (B, H, D) and numbers s. To the
-        keys' are added another weight's gradient in float32 and the terms of another bias's.
+        keys' are added another weight's gradient in float32 and the terms of another bias's. ``out`` are the values
+        (B, H d) and the pull on what a projection makes of them (B, D): last comes the gradient of its weight.
         """
-        kind = (wanted, types, weight is not None, spans is not None)
+        kind = (wanted, types, weight is not None, spans is not None, out is not None)
         launch = self.weights.get(kind)
         if launch is None:
             launch = self.weights[kind] = self._weight_launch(*kind)
         shapes = (self.value_shape, self.value_shape[:1], self.shape_of_keys, self.shape_of_keys[:1])
         sizes = zip(shapes, (types[0], types[0], types[1], types[1]), wanted, strict=True)
         found = [self._empty(*shape, dtype=dtype) if yes else None for shape, dtype, yes in sizes]
-        tensors = (*values, *found[:2], *(keys or values), weight, spans, *found[2:])
+        last = (None, None, None) if out is None else (*out, out[0].new_empty(self.shape[2], self.value_shape[0]))
+        tensors = (*values, *found[:2], *(keys or values), weight, spans, *found[2:], *last)
+        found.append(last[2])
         launch(*[values[0] if y is None else y for y in tensors])
         return found
 
-    def _weight_launch(self, wanted: tuple[bool, ...], types: Any, added: bool, spanned: bool) -> Launch:
+    def _weight_launch(self, wanted: tuple[bool, ...], types: Any, added: bool, spanned: bool, out: bool) -> Launch:
         (batch, _, dim), tiles = self.shape, (self._tile(self.value_width), self._tile(self.width))
         block = min(tile["BLOCK_D"] for tile in tiles)
         names = ("VALUE_WEIGHT", "VALUE_BIAS", "WEIGHT", "BIAS")
-        which = {"OF_VALUES": any(wanted[:2]), "OF_KEYS": any(wanted[2:]), "ADDED": added, "SPANS": spanned}
+        which = {"OF_VALUES": any(wanted[:2]), "OF_KEYS": any(wanted[2:]), "ADDED": added, "SPANS": spanned, "OUT": out}
         padded = {"VALUE_WIDTH": self.value_width, "VALUE_PADDED": tiles[0]["PADDED"]}
         sizes = tiles[1] | padded | which | dict(zip(names, wanted, strict=True)) | {"BLOCK_D": block}
         sizes["IMAGES"] = min(block // 2, max(16, triton.next_power_of_2(batch)))
-        blocks = triton.cdiv(dim, block) if wanted[0] or wanted[2] else 1
-        grid = (self.heads, blocks, which["OF_VALUES"] + which["OF_KEYS"])
+        blocks = triton.cdiv(dim, block) if wanted[0] or wanted[2] or out else 1
+        grid = (self.heads, blocks, which["OF_VALUES"] + which["OF_KEYS"] + out)
         numbers = (self.heads, batch * self.heads, self.spans[1])
         return self._launch(triton_backward.weight_kernel, grid, numbers, sizes)
 

@@ -224,11 +224,12 @@ def head_weight_gradient(
     SPANS: tl.constexpr,
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
+    OUT: tl.constexpr,
 ):
     """Σ over images of a cᵀ, rows a (B, H, WIDTH), columns c (B, H, DIM), and of a s, for a head and block of channels.
 
     s are the numbers (B, H). ``ADDED`` is a weight's gradient in float32, ``SPANS`` the terms of a bias's, (B, splits,
-    H · WIDTH).
+    H · WIDTH). For the projection after the heads, ``OUT``, c is (B, DIM), and the weight (DIM, H · WIDTH).
     """
     head = tl.program_id(0)
     inside = tl.arange(0, PADDED)
@@ -243,7 +244,8 @@ def head_weight_gradient(
         a = tl.load(rows_ptr + place[None, :] * WIDTH + inside[:, None], mask=mask, other=0.0)
         if WEIGHT:
             mask = (image < batch)[:, None] & (channel < DIM)[None, :]
-            c = tl.load(columns_ptr + place[:, None] * DIM + channel[None, :], mask=mask, other=0.0)
+            of_column = wide(image) if OUT else place
+            c = tl.load(columns_ptr + of_column[:, None] * DIM + channel[None, :], mask=mask, other=0.0)
             dw = product(a, c, dw)
         if BIAS:
             db += tl.sum(a * tl.load(numbers_ptr + place, mask=image < batch, other=0.0)[None, :], 1)
@@ -252,7 +254,11 @@ def head_weight_gradient(
         mask = (inside < WIDTH)[:, None] & (channel < DIM)[None, :]
         if ADDED:
             dw += tl.load(added_ptr + spot, mask=mask, other=0.0)
-        tl.store(dw_ptr + spot, rounded(dw, dw_ptr.dtype.element_ty), mask=mask)
+        if OUT:
+            spot = channel[:, None] * (heads * WIDTH) + row[None, :]
+            tl.store(dw_ptr + spot, rounded(tl.trans(dw), dw_ptr.dtype.element_ty), mask=tl.trans(mask))
+        else:
+            tl.store(dw_ptr + spot, rounded(dw, dw_ptr.dtype.element_ty), mask=mask)
     if BIAS:
         mine = (inside < WIDTH) & (inside + tl.program_id(1) * PADDED < PADDED)  # one block of channels writes it
         if SPANS:
@@ -280,6 +286,9 @@ def weight_kernel(
     spans_ptr,
     dw_ptr,
     db_ptr,
+    values_ptr,
+    on_row_ptr,
+    dw_out_ptr,
     heads,
     items,
     splits,
@@ -292,6 +301,7 @@ def weight_kernel(
     BLOCK_D: tl.constexpr,
     OF_VALUES: tl.constexpr,
     OF_KEYS: tl.constexpr,
+    OUT: tl.constexpr,
     ADDED: tl.constexpr,
     SPANS: tl.constexpr,
     VALUE_WEIGHT: tl.constexpr,
@@ -299,7 +309,7 @@ def weight_kernel(
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """The gradients of the projections for values and for keys, or of one of them."""
+    """The gradients of the projections for values, for keys and after the heads, or of some of them."""
     batch = items // heads
     if OF_VALUES:  # noqa: SIM102
         if tl.program_id(2) == 0:
@@ -323,9 +333,10 @@ def weight_kernel(
                 False,
                 VALUE_WEIGHT,
                 VALUE_BIAS,
+                False,
             )
     if OF_KEYS:  # noqa: SIM102
-        if tl.program_id(2) == tl.num_programs(2) - 1:
+        if tl.program_id(2) == OF_VALUES:
             head_weight_gradient(
                 rows_ptr,
                 columns_ptr,
@@ -346,6 +357,31 @@ def weight_kernel(
                 SPANS,
                 WEIGHT,
                 BIAS,
+                False,
+            )
+    if OUT:  # noqa: SIM102
+        if tl.program_id(2) == OF_VALUES + OF_KEYS:
+            head_weight_gradient(
+                values_ptr,
+                on_row_ptr,
+                numbers_ptr,
+                added_ptr,
+                spans_ptr,
+                dw_out_ptr,
+                db_ptr,
+                heads,
+                batch,
+                splits,
+                DIM,
+                VALUE_WIDTH,
+                VALUE_PADDED,
+                IMAGES,
+                BLOCK_D,
+                False,
+                False,
+                True,
+                False,
+                True,
             )
 
 
