@@ -288,6 +288,11 @@ SENTENCES = {
         "layers-hurt-linear": lambda: gained("linear")["layers"] < 0,
     },
     "docs/training.md": {
+        "train-recorded": lambda: (
+            0.6
+            < speed("eager-busy", "trainer", "linear", "train") / speed("eager-busy", "trainer, off", "linear", "train")
+            < 0.7
+        ),
         "one-recipe": lambda: optimizers() == {"nmuon"} and softmax_first(),
         "linear-half-a-point-below": lambda: all(0.25 < x < 0.75 for x in below("infsa_linear")),
         "pure-a-point-below": lambda: all(x > 1 for x in below("infsa_pure")),
@@ -377,11 +382,11 @@ SENTENCES = {
             and speed("eager", "24 1024 4", "linear", "train") < speed("eager", "24 1024 4", "vit", "train")
         ),
         "linear-eager-by-size": lambda: (
-            [
+            all(
                 speed("eager", case, "linear", "train") < speed("eager", case, "vit", "train")
-                for case in ("24 224 64", "24 1024 4", "24 512 1")
-            ]
-            == [True, True, False]
+                for case in ("24 224 64", "24 1024 4")
+            )
+            and speed("eager-busy", "24 512 1", "linear", "train") > speed("eager-busy", "24 512 1", "vit", "train")
         ),
         "ledger-totals": ledger_totals,
         "ledger-not-reproduced": lambda: by_topic("not reproduced") == {"FLOPs": 4, "largest images": 3, "theory": 5},

@@ -194,10 +194,13 @@ def layers(impl):
     }
 
 
-def training(case):
+def training(case, file="eager-h200"):
     """Time of a training step of a Linear model over that of our ViT, eager."""
-    found = read_json(RESULTS / "eager-h200.json")["rows"][case]
+    found = read_json(RESULTS / f"{file}.json")["rows"][case]
     return found["linear"]["train"]["ms"] / found["vit"]["train"]["ms"]
+
+
+EAGER = ("eager-h200", "eager-busy-h200")  # the second on a host that others kept busy
 
 
 def any_size():
@@ -230,17 +233,18 @@ KERNELS = {
         for passes in ("forward", "both")
     ),
     "eager-linear-training": lambda: (
-        max(training("24 224 64"), training("24 1024 4")) < 1 < min(training("24 512 1"), training("4 224 64"))
+        max(training(case, file) for case in ("24 224 64", "24 1024 4") for file in EAGER) < 0.8
+        and max(training("4 224 64", file) for file in EAGER) < 1.01
+        and 0.95 < training("24 512 1", EAGER[0]) < 1.05
+        and 1.2 < training("24 512 1", EAGER[1]) < 1.3
     ),
     "flex-eight-times": lambda: all(
         8 < row["times"]["flex_relu"]["ms"] / row["times"]["infsa"]["ms"] < 9 for row in kernels("flex")
     ),
     "fast-new-size": lambda: any_size()["bars"]["first call of a new size, worst, s"]["value"] < 1 / 20,
-    "fast-second-call": lambda: (
-        any_size()["bars"]["second call / a model of that size alone, worst"]["value"] < 1 + 1 / 6
-    ),
+    "fast-second-call": lambda: any_size()["bars"]["second call / a model of that size alone, worst"]["value"] < 1.25,
     "fast-fp8": lambda: (
-        0.77 < any_size()["fixed"]["9216 fp8"]["ms"] / any_size()["fixed"]["9216"]["ms"] < 0.82
+        0.72 < any_size()["fixed"]["9216 fp8"]["ms"] / any_size()["fixed"]["9216"]["ms"] < 0.77
         and any_size()["fixed"]["9216 fp8"]["relative"] < 0.1
     ),
 }
@@ -317,7 +321,7 @@ def said_gibibytes():
 CROSSOVERS = {"crossovers": crossovers}
 FAQ = {
     "faster-than-timm": faster_than_timm,
-    "eager-512-uncertain": lambda: uncertain("24 512 1", "linear", "infer") > 0.4,
+    "eager-512-uncertain": lambda: min(uncertain("24 512 1", "linear", mode) for mode in ("train", "infer")) > 0.5,
     "deep-eager-against-compiled": lambda: (
         timed("infsa_linear", 1024, config="24L-16H") > 2 * timed("softmax-cudnn", 1024, config="24L-16H")
         and 1.7 < graph("softmax", "24L-16H") / graph("infsa_linear", "24L-16H") < 2.3

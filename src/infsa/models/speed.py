@@ -5,7 +5,7 @@
 
 Without gradients nothing is compiled for a size: kernels take any number of tokens, long inputs go through each MLP in
 chunks, short ones are replayed as CUDA graphs. The parameters stay those of the model. A model with hooks runs as it
-is. With ``fp8`` the MLP's products are rounded to 8 bits, and :meth:`FastInfViT.error` says what that costs.
+is. With ``fp8`` the largest products are rounded to 8 bits, and :meth:`FastInfViT.error` says what that costs.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def fast(
         graphs: replay short inputs (up to 65,536 tokens of width 1024 a batch) as CUDA graphs; at most 64 are kept.
         chunk: tokens per MLP call without gradients. The default fills whole waves of tiles on GPUs with 132
             multiprocessors.
-        fp8: run the MLPs' products in 8 bits, with a scale per row; inference only.
+        fp8: run the products of MLPs and of Linear-InfSA's queries in 8 bits, a scale per row; inference only.
 
     Example:
         >>> infsa.models.fast(model, compile=False)(images).shape
@@ -255,7 +255,7 @@ class _Steps:
     def _begun(self, block: Block, x: Tensor) -> Ahead:
         """The first block's norm, and one after a block of another kind."""
         ahead, rows = Ahead(block, x, fp8=self.fast.fp8, offset=self.offset), x.view(-1, x.shape[2])
-        for group in groups_of(rows.shape[0], self.fast.chunk, self.fast.fp8):
+        for group in groups_of(rows.shape[0], self.fast.chunk):
             ahead(rows[group], group)
         return ahead
 

@@ -23,7 +23,7 @@ from .blocks import Block
 from .fp8 import FP8, round_rows, rounded_product
 from .kernels import kernels_run
 
-CHUNKS, EIGHT_CHUNKS = 4, 4  # whose tokens are normalised at a time, before and after the MLP; in 8 bits
+CHUNKS = 4  # whose tokens are normalised at a time, before and after the MLP, or go through it in 8 bits
 
 
 class RowNorm:
@@ -158,9 +158,9 @@ def queries_of(attn: nn.Module, x: Tensor) -> nn.Linear | None:
     return attn.q if all(p.dtype == x.dtype for p in attn.q.parameters()) else None
 
 
-def groups_of(count: int, chunk: int, fp8: bool) -> Iterator[slice]:
+def groups_of(count: int, chunk: int) -> Iterator[slice]:
     """The rows that are worked off at a time, in whole chunks."""
-    return chunks(count, chunk * (EIGHT_CHUNKS if fp8 else CHUNKS))
+    return chunks(count, chunk * CHUNKS)
 
 
 def add_mlp(
@@ -179,7 +179,7 @@ def add_mlp(
     inner = RowNorm(block.norm2, x, added=added is not None, eight=fp8, wide=not fp8, **sums)
     following = None if ahead is None else ahead(after)
     weights = [round_rows(layer.weight) for layer in (mlp.fc1, mlp.fc2)] if fp8 else []
-    for group in groups_of(flat.shape[0], chunk, fp8):
+    for group in groups_of(flat.shape[0], chunk):
         rows, found = flat[group], None
         normal = inner(rows, group.start, None if added is None else added[group])
         if fp8:
