@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pages.eager_figure import draw_eager
 from pages.kernel_figures import draw_kernels
 
 from infsa.files import read_json
@@ -17,6 +18,9 @@ def main() -> None:
     kernels, models = RESULTS / "kernels-growth-h200.json", RESULTS / "models-h200.json"
     if kernels.exists():
         draw_kernels(read_json(kernels), IMAGES / "kernels", read_json(models) if models.exists() else None)
+    eager = RESULTS / "eager-h200.json"
+    if eager.exists():
+        draw_eager(read_json(eager), IMAGES / "kernels" / "eager.png")
 
 
 if __name__ == "__main__":
