@@ -68,7 +68,8 @@ class Written(nn.Module):
     def forward(self, x, **_):
         attn = self.attn
         q, v = (split_heads(layer(x), attn.num_heads) for layer in (attn.q, attn.v))
-        return attn.proj(merge_heads(infsa.linear_attention(q, q, v, impl="reference"), attn.decay()))
+        row = infsa.linear_attention(q, q, v, gamma=attn.decay(), impl="reference")
+        return attn.proj(merge_heads(row.expand_as(v)))
 
 
 def built(kind, depth, pixels, tiny):
