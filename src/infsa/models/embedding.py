@@ -38,7 +38,7 @@ def embed(model: InfViT, images: Tensor) -> Tensor:
     unfold = launcher(unfold_kernel, images, **sizes, num_warps=4)
     sizes = {"DIM": dim, "PREFIX": prefix, "BASE_H": base_h, "BASE_W": base_w, "CELLS": max(16, padded(base_w))}
     sizes |= {"COLUMNS": COLUMNS, "CHANNELS": CHANNELS, "num_warps": 4}
-    precision = "tf32x3" if images.dtype == torch.float32 else "tf32"
+    precision = "tf32" if images.dtype == torch.bfloat16 else "tf32x3"
     place = launcher(position_kernel, images, **sizes, PRECISION=precision)
     steps = (base_h / height, base_w / width)
     for part in parts:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from ..ops.linear.plan import spans_of
 from ..ops.triton.launch import Launch
-from ..ops.triton.parts import COUNTS, rounded, wide
+from ..ops.triton.parts import COUNTS, INV_SQRT_2PI, SQRT_HALF, rounded, wide
 
 PROGRAMS = 1584  # that share the tokens
 BLOCK, TOKENS = 512, 2  # channels of a program, tokens per step
-SQRT_HALF = tl.constexpr(0.7071067811865476)
-INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 CURVE, CUBE = tl.constexpr(0.7978845608028654), tl.constexpr(0.044715)  # of the tanh form
 
 

@@ -15,6 +15,7 @@ from ..ops.triton.launch import Launch
 from ..ops.triton.parts import COUNTS, rounded, wide
 
 PROCESSORS, WARPS, REGISTERS = 132, 24, 80  # of a GPU; what each holds at once, with so many registers a thread
+NARROW = 4096  # numbers of a token for which those registers are enough
 LEAST = 4  # tokens of a program
 NUMBERS = 2048  # of tokens, per step
 COLUMNS, SPANS = 64, 64  # of a step over the sums of spans
@@ -154,7 +155,8 @@ class NormGradient:
         warps = warps_for(tokens * block)
         self.splits, span = spans_of(n, PROCESSORS * (WARPS // warps) // batch, LEAST)  # all programs run at once
         self.spans, numbers = batch * self.splits, (n, self.splits, span)
-        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps, "maxnreg": REGISTERS}
+        sizes = {"DIM": dim, "BLOCK": block, "TOKENS": tokens, "num_warps": warps}
+        sizes |= {"maxnreg": REGISTERS} if block <= NARROW else {}
         self.tokens = {
             sums: Launch(token_kernel, (self.spans,), numbers, {"SUMS": sums} | sizes, device) for sums in (3, 4)
         }
@@ -176,7 +178,7 @@ class NormGradient:
         Then, if ``summed``, the sum of ``added`` over all, and that of the rows of ``hidden`` (n, E).
         """
         (batch, _, dim), count = self.shape, 4 if summed else 3
-        out, sums = torch.empty_like(pull), mean.new_empty(self.spans, count, dim)
+        out, sums = torch.empty_like(pull), mean.new_empty(self.spans, count, dim, dtype=torch.float32)
         self.tokens[count](pull, x, added, mean, scale, gain, out, sums)
         on_gain, on_shift, on_all = torch.empty_like(gain), torch.empty_like(gain), torch.empty_like(gain)
         on_added, on_row = torch.empty_like(gain) if summed else None, gain.new_empty(batch, dim)

@@ -72,7 +72,8 @@ class RowNorm:
         if self.launch is None:
             return self._plain(x, first, added, out)
         count, eight, scale = x.shape[0], x, x
-        out = torch.empty_like(x) if out is None and self.wide else x if out is None else out
+        if out is None:
+            out = torch.empty_like(x) if self.wide else x  # stands for what is not written
         if self.eight:
             eight, scale = torch.empty_like(x, dtype=FP8), x.new_empty(count, 1, dtype=torch.float32)
         tensors = (x, x if added is None else added, *self.tensors, out, eight, scale)

@@ -42,9 +42,8 @@ MOST = 1 << 24  # numbers in tokens: without gradients, modules let go of what t
 PLANS = 512  # kinds of calls whose launches are kept
 
 Tensors = Sequence[Any]  # x and the parameters, γ after the first eight; None for those that a block does not have
-READ = itemgetter(
-    2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15, 12
-)  # of the parameters: what kernels read, or read the product with
+READ = itemgetter(2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 15)  # of the parameters: what kernels read, or read the product with
+HIDDEN = 12  # of the parameters: the weight whose rows are the MLP's hidden units
 
 
 class Options(NamedTuple):
@@ -89,7 +88,7 @@ def run_whole(block: Any, x: Tensor) -> Tensor | None:
         return None
     read = tuple([None if y is None else (y.shape, y.device, y.is_contiguous()) for y in READ(own)])
     learned = None if gamma is None else (type(gamma), gamma.device)
-    plan = _plan_of(shape, dtype, device, read, learned, options)
+    plan = _plan_of(shape, dtype, device, read, own[HIDDEN].shape[0], learned, options)
     if plan is None:
         return None
     given = (x.contiguous(), *own[:8], gamma, *own[8:])
@@ -106,6 +105,7 @@ def _plan_of(
     dtype: torch.dtype,
     device: torch.device,
     read: tuple[Any, ...],
+    hidden: int,
     learned: tuple[Any, ...] | None,
     options: Options,
 ) -> Plan | None:
@@ -117,8 +117,8 @@ def _plan_of(
         return None
     if dispatch.misfit(((Tensor, dtype, device, shape), *kinds), False, heads) is not None or dim > WIDEST:
         return None
-    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias, hidden = shapes
-    assert query is not None and value is not None and hidden is not None  # noqa: PT018
+    query, query_bias, key, key_bias, value, value_bias, out, *gains, bias = shapes
+    assert query is not None and value is not None  # noqa: PT018
     widest = max(query[0], value[0]) // heads
     if dtype not in dispatch.KERNEL_DTYPES or widest > dispatch.LARGEST_WIDTH:
         return None
@@ -133,7 +133,7 @@ def _plan_of(
     decay = options.gamma if learned is None else None
     kind = Kind(shape, dtype, device, heads, query[0], value[0], *biased, False, options.activation, options.eps, decay)
     add_row = AddRow(shape, device, options.norms[1], bias is not None)
-    gelu = GeluGradient(shape[0] * shape[1], hidden[0], device, options.approximate)
+    gelu = GeluGradient(shape[0] * shape[1], hidden, device, options.approximate)
     return Plan(plan_of(kind), add_row, NormGradient(shape, device), gelu)
 
 
@@ -201,7 +201,8 @@ def _backward(
     found: list[Tensor | None] = [None] * len(wants)
     shape, grad = x.shape, grad.contiguous()
     flat, further = grad.view(-1, shape[2]), any(wants[:14])
-    found[16:18] = _product_gradients(flat, active, (wants[16], wants[17] and not further))
+    found[16] = torch.mm(flat.t(), active) if wants[16] else None
+    found[17] = flat.sum(0) if wants[17] and not further else None
     if not (further or wants[14] or wants[15]):
         return found
     on_hidden = torch.mm(flat, narrow)
@@ -231,12 +232,6 @@ def _backward(
     if any(wants[:3]):
         found[0], _, _, *found[1:3], _, _ = plan.norm_gradient(on_normal, x, on_y, mean1, scale1, gain1)
     return found
-
-
-def _product_gradients(grad: Tensor, x: Tensor, wants: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of weight and bias of x Wᵀ + b from that of its rows."""
-    weight = torch.mm(grad.t(), x) if wants[0] else None
-    return weight, grad.sum(0) if wants[1] else None
 
 
 def _needed(kept: Tensors, sums: Tensors, wants: Sequence[bool]) -> list[Tensor | None]:

@@ -212,17 +212,24 @@ def sums_pay(x: Tensor, weight: Tensor) -> bool:
     return plain and few and not torch.is_autocast_enabled(x.device.type)
 
 
-def few_rows_kernel_runs(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel for few rows takes the product of x (..., D) with a weight: in eager code, no gradients."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(x) not in PLAIN or type(weight) not in PLAIN:
+def few_rows_kernel_runs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernel for few rows takes x (..., D) times a weight (E, D) plus a bias: eager, without gradients."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if not 0 < x.numel() <= FEW_ROWS * x.shape[-1] or not (x.is_contiguous() and weight.is_contiguous()):
-        return False
-    if x.dtype != weight.dtype or x.dtype not in KERNEL_DTYPES or weight.device != x.device:
+    if not (kernels_run_on(x.device.type, x.device.index) or (INTERPRETED and x.device.type == "cpu")):
         return False
     if exporting() or transformed() or is_in_torch_dispatch_mode() or torch.is_autocast_enabled(x.device.type):
         return False
-    return kernels_run_on(x.device.type, x.device.index) or (INTERPRETED and HAS_TRITON and not x.is_cuda)
+    if not 0 < x.numel() <= FEW_ROWS * x.shape[-1]:
+        return False
+    alike = (x.dtype, x.device, True)
+    if any(
+        (y.dtype, y.device, type(y) in PLAIN and y.is_contiguous()) != alike for y in (x, weight, bias) if y is not None
+    ):
+        return False
+    shapes = (weight.shape, None if bias is None else bias.shape)
+    fit = shapes[0][1:] == x.shape[-1:] and shapes[1] in (None, shapes[0][:1])
+    return fit and x.dtype in KERNEL_DTYPES and not torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def _choose(operator: str, impl: str, cannot: Reason, avoided: Reason) -> str:

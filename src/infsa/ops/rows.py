@@ -11,7 +11,7 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
     if type(layer) is nn.Linear and plain_layers(layer):
         if sums_pay(x, layer.weight):
             return linear_by_sums(x, layer.weight, layer.bias)
-        if few_rows_kernel_runs(x, layer.weight):
+        if few_rows_kernel_runs(x, layer.weight, layer.bias):
             from .triton.few_rows import few_rows  # needs Triton
 
             return few_rows(x, layer.weight, layer.bias)

@@ -34,12 +34,20 @@ def test_values(dim, out, dtype, biased):
 def test_who_takes_it(monkeypatch):
     layer = nn.Linear(8, 4).to(DEVICE)
     x = torch.randn(4, 8, device=DEVICE)
-    assert not few_rows_kernel_runs(x, layer.weight)
+    weight, bias = layer.weight, layer.bias
+    assert not few_rows_kernel_runs(x, weight, bias)
     with torch.no_grad():
-        assert few_rows_kernel_runs(x, layer.weight)
+        assert few_rows_kernel_runs(x, weight, bias)
+        assert few_rows_kernel_runs(x, weight, None)
+        for other in (bias[:1], bias.double(), torch.arange(8.0, device=DEVICE)[::2], bias[None]):
+            assert not few_rows_kernel_runs(x, weight, other)
+        assert not few_rows_kernel_runs(x[:, :4].contiguous(), weight, bias)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            rows.linear(x[:, :4].contiguous(), layer)
         torch.testing.assert_close(rows.linear(x, layer), layer(x), rtol=1e-5, atol=1e-5)
         for other in (torch.randn(5, 8, device=DEVICE), x[:0], x.double(), x.bfloat16(), x.mT.contiguous().mT):
-            assert not few_rows_kernel_runs(other, layer.weight)
+            assert not few_rows_kernel_runs(other, weight, bias)
+        assert not few_rows_kernel_runs(x.to("meta"), weight.to("meta"), None)
         with torch.autocast(DEVICE, torch.bfloat16):
-            assert not few_rows_kernel_runs(x, layer.weight)
+            assert not few_rows_kernel_runs(x, weight, bias)
             assert rows.linear(x, layer).dtype == torch.bfloat16

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import infsa
 from infsa.ops.linear import fused, plan, projected
 
-from ..helpers import lengths_mask, random_mask
-from .helpers import DEVICE, rms
+from ..helpers import generator, lengths_mask, random_mask
+from .helpers import DEVICE, DTYPES, rms
 
 NAMES = ("values", "x", "query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias", "gamma")
 
@@ -311,3 +311,16 @@ def test_bad_options_are_refused_in_one_line():
     ):
         with pytest.raises(ValueError, match=message):
             projected.projected_values(**arguments() | change, impl="fused")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dead_head_gives_no_gradient(dtype):
+    """Every score is negative: the values are 0 whatever the weights are, nothing is pulled and nothing overflows."""
+    g = generator(0)
+    query, value = ((torch.randn(32, 32, generator=g) / 6).to(DEVICE, dtype) for _ in range(2))
+    tokens = torch.ones(1, 1, 32) + 0.1 * torch.randn(2, 20, 32, generator=g)  # all alike
+    inputs = [y.requires_grad_() for y in (tokens.to(DEVICE, dtype), query, -query.detach(), value)]
+    x, wq, wk, wv = inputs
+    found = fused.fused_values(x, 2, (wq, None), (wk, None), (wv, None), 0.7, None, "relu", 1e-6)
+    assert not found.any()
+    assert not any(y.any() for y in torch.autograd.grad(found.float().sum(), inputs))

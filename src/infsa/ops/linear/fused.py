@@ -48,6 +48,8 @@ def fused_values(
     decay, factor = (gamma, 1.0) if isinstance(gamma, Tensor) else (None, gamma)
     tensors = (x, *query, *(key or (None, None)), *value, decay)
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if q is not None:
+            raise ValueError("queries of another product are taken in eager code only, without a TorchDispatchMode")
         with autocast_off(x):
             cast = [y if y is None else y.to(x.dtype) for y in tensors[:7]]
             return register.linear_fused(*cast, decay, mask, heads, activation, eps, factor)[0]

@@ -1,7 +1,7 @@
 """The launches of fused Linear-InfSA for one kind of call: tile sizes, grids and compiled kernels, asked for once.
 
 forward: 7 launches            x -> q, (Σ e, Σ e q), (q̄, u), x u, (S, Σ S), Sᵀ x, values
-backward: 10 with everything   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, dW
+backward: 10 for tied keys   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, dW
 """
 
 import functools
@@ -154,7 +154,8 @@ class Plan:
         batch, _, dim = self.shape
         heads = self.heads
         real = mask_bytes(mask, x)
-        q, totals, vectors = self.energies(linear(x, *query) if q is None else q, real)
+        q = linear(x, *query) if q is None else q
+        totals, vectors = self.energies(q, real)
         central, numbers = totals.new_empty(batch, heads, self.width), totals.new_empty(5, batch, heads)
         u = q.new_empty(batch, heads, dim)
         self.central(totals, vectors, key[0], _or(key[1], u), central, numbers, u)
@@ -163,12 +164,12 @@ class Plan:
         self.value(pooled, sums, value[0], _or(value[1], u), _or(gamma, u), numbers, values)
         return values, q, raw, scores, u, pooled, central, numbers
 
-    def energies(self, q: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, N, H d), and of each span of tokens Σ e and Σ e q."""
+    def energies(self, q: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ e and Σ e q of each span of tokens, for q (B, N, H d)."""
         totals = self._empty(*self.spans)
         vectors = totals.new_empty(*self.spans, self.width)
         self.span(q, real, totals, vectors)
-        return q, totals, vectors
+        return totals, vectors
 
     def scores(self, x: Tensor, u: Tensor, numbers: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x u and S (B, N, H), of each span Σ S and perhaps Σ|S|, and Sᵀ x (B, H, D)."""

@@ -52,7 +52,7 @@ def energy_sums(x: Tensor, weights: Weights) -> Sums:
     """Σ e twice and Σ e q of tokens x (B, n, D); the spans of the kernel are added in float64."""
     plan, x, query = _planned(x, weights)
     with on_device(x), torch.autocast(x.device.type, enabled=False):
-        _, totals, vectors = plan.energies(torch.nn.functional.linear(x, *query), x)
+        totals, vectors = plan.energies(torch.nn.functional.linear(x, *query), x)
         total = totals.sum(1, dtype=torch.float64).unsqueeze(-1)
         return total, total, vectors.sum(1, dtype=torch.float64).unsqueeze(2)
 
