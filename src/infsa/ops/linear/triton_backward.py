@@ -73,7 +73,7 @@ def row_kernel(
     of_row = place[:, None] * WIDTH + inside[None, :]
     grad = tl.load(grad_ptr + of_row, mask=known, other=0.0).to(tl.float32) / scale[:, None]  # (IMAGES, PADDED)
     if ACTIVATION != GELU:
-        grad = tl.where((mass > 0)[:, None], grad, 0.0)  # a dead head gives nothing back: ε alone would overflow
+        grad = tl.where((mass == 0)[:, None], 0.0, grad)  # a dead head gives nothing back: ε alone would overflow
     tl.store(scaled_ptr + of_row, gamma * grad, mask=known)
     unit = power_of_two_below(tl.sqrt(tl.sum(gamma * grad * gamma * grad, 1)))
     factor = gamma / unit
