@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import infsa
+from infsa.models import embedding
 from infsa.models.embedding import embed
 from infsa.models.fp8 import round_rows
 from infsa.models.tokenwise import RowNorm
@@ -102,10 +103,12 @@ def test_eight_bits_of_rows(gelu):
 UNEVEN = {"class_token": False, "global_pool": "avg", "patch_size": (4, 8), "in_chans": 1}
 
 
+@pytest.mark.parametrize("at_once", [embedding.AT_ONCE, 20])
 @pytest.mark.parametrize("options", [{"reg_tokens": 2}, UNEVEN], ids=str)
 @torch.no_grad()
-def test_patches_and_positions(options):
-    """Enlarged, shrunk, uneven and unpadded grids, tables larger than patches."""
+def test_patches_and_positions(options, at_once, monkeypatch):
+    """Enlarged, shrunk, uneven and unpadded grids, tables larger than patches; all at once, or a few lines."""
+    monkeypatch.setattr(embedding, "AT_ONCE", at_once)
     torch.manual_seed(0)
     sizes = {"embed_dim": 48, "depth": 1, "num_heads": 4, "img_size": 40, "dynamic_img_pad": True}
     model = infsa.create_model("infvit_linear_tiny", **sizes, **options)
