@@ -43,7 +43,7 @@ from infsa.train import RECIPES, module, train
 
 SIZES = [(24, 224, 64), (24, 512, 1), (24, 1024, 4), (4, 224, 64), (24, 384, 32), (4, 512, 1)]  # layers, pixels, batch
 KINDS = ("linear", "pure", "vit", "timm")
-WRITTEN = "written"  # Linear-InfSA as its equations stand, and as the authors compute it; for inference alone
+WRITTEN = "written"  # Linear-InfSA as its equations stand, not pooled first; for inference alone
 TURNS = 12
 TINY = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 BARS = {  # (row, mode, kind, beside) -> at most

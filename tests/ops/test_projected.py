@@ -108,3 +108,38 @@ def test_wrong_inputs_are_refused_in_one_line():
         infsa.ops.projected_values(torch.zeros(1, 5, 8), 2, (weight, torch.zeros(7)), None, (weight, None))
     with pytest.raises(TypeError, match="hops"):
         infsa.ops.projected_values(torch.zeros(1, 5, 8), 2, (weight, None), None, (weight, None), hops=2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("impl", ["auto", "chunked", "reference"])
+@torch.no_grad()
+def test_queries_of_another_product_make_the_central_query_alone(impl, tied):
+    """Keys are still those of the weights: as untied keys of the same weight are."""
+    g = generator(5)
+    x, (wq, wk, wv, other) = torch.randn(2, 19, 24, generator=g), torch.randn(4, 24, 24, generator=g) / 5
+    key, options = None if tied else (wk, None), {"gamma": 0.7, "impl": impl}
+
+    def run(query, key, **further):
+        return infsa.ops.projected_values(x, 4, (query, None), key, (wv, None), **options, **further)[0]
+
+    torch.testing.assert_close(run(wq, key, q=x @ wq.mT), run(wq, key))
+    torch.testing.assert_close(run(wq, key, q=x @ other.mT), run(other, key or (wq, None)))
+
+
+def test_wrong_queries_of_another_product_are_refused():
+    x, weight = torch.randn(2, 5, 24), torch.randn(24, 24)
+    layer = infsa.nn.LinearInfSA(24, 4)
+
+    def run(q):
+        infsa.ops.projected_values(x, 4, (weight, None), None, (weight, None), q=q)
+
+    with pytest.raises(ValueError, match="without gradients only"):
+        run(x)
+    with torch.no_grad():
+        for wrong in (x[:1], x[..., :12], x.double()):
+            with pytest.raises(ValueError, match=r"^q must be \(B, N, H d\)"):
+                run(wrong)
+        torch.testing.assert_close(layer.context(x, q=layer.q(x)), layer.context(x))
+        layer.q.register_forward_hook(lambda *_: None)
+        with pytest.raises(ValueError, match="adapters or hooks"):
+            layer.context(x, q=x)

@@ -222,13 +222,10 @@ def few_rows_kernel_runs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
         return False
     if not 0 < x.numel() <= FEW_ROWS * x.shape[-1]:
         return False
-    alike = (x.dtype, x.device, True)
-    if any(
-        (y.dtype, y.device, type(y) in PLAIN and y.is_contiguous()) != alike for y in (x, weight, bias) if y is not None
-    ):
+    given = [y for y in (x, weight, bias) if y is not None]
+    if any(type(y) not in PLAIN or y.dtype != x.dtype or y.device != x.device or not y.is_contiguous() for y in given):
         return False
-    shapes = (weight.shape, None if bias is None else bias.shape)
-    fit = shapes[0][1:] == x.shape[-1:] and shapes[1] in (None, shapes[0][:1])
+    fit = weight.shape[1:] == x.shape[-1:] and (bias is None or bias.shape == weight.shape[:1])
     return fit and x.dtype in KERNEL_DTYPES and not torch._C._functorch.is_legacy_batchedtensor(x)
 
 

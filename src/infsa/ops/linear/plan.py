@@ -1,7 +1,7 @@
 """The launches of fused Linear-InfSA for one kind of call: tile sizes, grids and compiled kernels, asked for once.
 
 forward: 7 launches            x -> q, (Σ e, Σ e q), (q̄, u), x u, (S, Σ S), Sᵀ x, values
-backward: 10 for tied keys   r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, dW
+backward: 10 for tied keys     r, x r, draw, drawᵀ x, dq̄, (dq, Σ dq), dq W_Q, + [draw, S] [ρ u; ρ r], dqᵀ x, dW
 """
 
 import functools
