@@ -227,10 +227,17 @@ KERNELS = {
     "linear-fused-faster": lambda: all(
         a < b for case, ours in layers("fused").items() for a, b in zip(ours, layers("chunked")[case], strict=True)
     ),
-    "pure-host-twice": lambda: all(
-        1.5 < host(name, passes) / host("softmax, fused (SDPA)", passes) < 2
-        for name in ("Pure InfSA", "Pure InfSA, causal")
-        for passes in ("forward", "both")
+    "pure-host-twice": lambda: (
+        all(
+            1.5 < host(name, passes) / host("softmax, fused (SDPA)", passes) < 2
+            for name in ("Pure InfSA", "Pure InfSA, causal")
+            for passes in ("forward", "both")
+        )
+        and all(
+            1.7 < rows["pure"][passes]["us"] / rows["sdpa"][passes]["us"] < 2.5
+            for rows in (read_json(RESULTS / f"{file}.json")["rows"]["attention"] for file in EAGER)
+            for passes in ("forward", "both")
+        )
     ),
     "eager-linear-training": lambda: (
         max(training(case, file) for case in ("24 224 64", "24 1024 4") for file in EAGER) < 0.8
